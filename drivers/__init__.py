@@ -1,0 +1,1 @@
+"""One package a device family, one shared queue model."""

@@ -1,0 +1,1 @@
+"""AMD GPUs from user space: discovery, boot, memory, queues."""

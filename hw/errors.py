@@ -1,0 +1,296 @@
+"""The one tree of errors.
+
+Every error says four things: what failed, what was read, what that usually means, and what to do. A class carries the usual
+meaning and remedy of its kind; the place that raises it adds what it was doing and what it saw, and may replace either text by a
+more exact one. `code` is stable: scripts match on it, docs/faults.md and `tghw explain CODE` are keyed by it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+EXIT_DONE = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_NOTHING_FOUND = 3
+EXIT_REFUSED = 4
+EXIT_BUSY = 5
+EXIT_INTERRUPTED = 130
+
+
+class TghwError(Exception):
+    """Base of all errors a user can meet.
+
+    what:   what was being done when it failed, one clause
+    read:   what the device, file or system answered, decoded where possible; "" where nothing was read
+    means:  what this usually means (class default when omitted)
+    remedy: what to do about it (class default when omitted)
+    """
+
+    code: ClassVar[str] = "failed"
+    exit_status: ClassVar[int] = EXIT_FAILED
+    default_means: ClassVar[str] = ""
+    default_remedy: ClassVar[str] = ""
+
+    def __init__(self, what: str, *, read: str = "", means: str = "", remedy: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.read = read
+        self.means = means or self.default_means
+        self.remedy = remedy or self.default_remedy
+
+    def __str__(self) -> str:
+        text = f"{self.code}: {self.what}"
+        if self.read:
+            text += f" (read: {self.read})"
+        return text
+
+    def explain(self) -> str:
+        """The whole story in up to four lines: the error, what was read, what it means, what to do."""
+        lines = [f"{self.code}: {self.what}"]
+        for label, part in (("read", self.read), ("means", self.means), ("do", self.remedy)):
+            if part:
+                lines.append(f"  {label + ':':<7}{part}")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, str]:
+        """Stable keys for --json."""
+        return {"code": self.code, "what": self.what, "read": self.read, "means": self.means, "remedy": self.remedy}
+
+
+# --- wrong use, things that are not there -----------------------------------------------------------------------------
+
+
+class UsageError(TghwError):
+    code = "usage"
+    exit_status = EXIT_USAGE
+    default_remedy = "correct the command line; `--help` lists what is accepted"
+
+
+class TargetError(UsageError):
+    """A DEV string that cannot be understood: names the part, what was found and what is allowed."""
+
+    code = "bad-target"
+    default_means = "the device string is not [INTERFACE+]DEVICE[:RENDERER][:ARCH][,KEY=VALUE...]"
+    default_remedy = "examples: AMD, USB+AMD, MOCKPCI+AMD::gfx1100, NULL::gfx1100, CPU"
+
+
+class NotSupported(TghwError):
+    """Something that this toolkit does not do, or not yet, with the reason."""
+
+    code = "not-supported"
+
+
+class NothingFound(TghwError):
+    code = "nothing-found"
+    exit_status = EXIT_NOTHING_FOUND
+    default_means = "no device that this command can use answered on the buses that were searched"
+    default_remedy = "run `tghw probe` to see every reachable device, `tghw --mock navi31 probe` for a simulated one"
+
+
+class Refused(TghwError):
+    """Not done for safety; nothing was changed."""
+
+    code = "refused"
+    exit_status = EXIT_REFUSED
+
+
+class PermissionMissing(TghwError):
+    code = "no-permission"
+    default_means = "this user may not open the device's files"
+    default_remedy = "run as root, or give the user access by a udev rule (see docs/permissions.md)"
+
+
+class DeviceBusy(TghwError):
+    """Another process holds the device."""
+
+    code = "device-busy"
+    exit_status = EXIT_BUSY
+    default_means = "one process at a time may drive a device; the lock disappears by itself when its holder ends"
+    default_remedy = "stop the process named above, or use another device"
+
+
+class DriverBound(Refused):
+    code = "driver-bound"
+    default_means = "a kernel driver owns the device and would be disturbed"
+    default_remedy = "unbind it: write the bus address to /sys/bus/pci/devices/ADDRESS/driver/unbind, or allow it with consent"
+
+
+# --- the bus ----------------------------------------------------------------------------------------------------------
+
+
+class BusError(TghwError):
+    code = "bus-error"
+
+
+class BusLost(BusError):
+    """Reads answer all ones: the device no longer answers on its bus."""
+
+    code = "bus-lost"
+    default_means = "all ones is what a bus returns when nobody answers: the link is down, the device is powered off (D3cold), in reset, or fell off the bus"
+    default_remedy = "check power and cable, look for AER or link messages in the kernel log, then power-cycle the device or rescan the bus"
+
+
+class BarUnassigned(BusError):
+    code = "bar-unassigned"
+    default_means = "the firmware or kernel gave the device no bus address for this BAR: the bridge window above it is too small"
+    default_remedy = "enable 'Above 4G decoding' in the firmware setup, or boot with pci=realloc; behind a hot-plug bridge: remove and rescan the bridge"
+
+
+class MemoryDisabled(BusError):
+    code = "memory-disabled"
+    default_means = "the Memory Space bit of the PCI command register is off, so BAR reads answer all ones"
+    default_remedy = "write 1 to the device's sysfs `enable` file, or let tghw open the device (it sets the bit)"
+
+
+class OutOfWindow(BusError):
+    """An access outside a mapped window; raised before the bus is touched."""
+
+    code = "out-of-window"
+    default_means = "the address lies outside the mapped region: a wrong offset or table"
+
+
+class DmaError(TghwError):
+    code = "dma-memory"
+    default_means = "memory that the device can reach could not be had"
+
+
+class ResizeRefused(BusError):
+    code = "resize-refused"
+    default_means = "the bridge above the device has no room for the larger BAR"
+    default_remedy = "nothing needs it: tghw goes on with the small window; for more speed enable Resizable BAR in the firmware setup"
+
+
+# --- waiting ----------------------------------------------------------------------------------------------------------
+
+
+class WaitTimeout(TghwError):
+    """poll() gave up: what was awaited, the limit, the last value seen, and how long it took."""
+
+    code = "timeout"
+
+    def __init__(self, what: str, *, read: str = "", means: str = "", remedy: str = "", last: object = None, waited: float = 0.0) -> None:
+        super().__init__(what, read=read, means=means, remedy=remedy)
+        self.last = last
+        self.waited = waited
+
+
+# --- devices ----------------------------------------------------------------------------------------------------------
+
+
+class DeviceError(TghwError):
+    """A device answered, but with a failure."""
+
+    code = "device-error"
+
+
+class DiscoveryInvalid(DeviceError):
+    code = "discovery-invalid"
+    default_means = "the table in which the GPU describes itself is damaged, or the wrong place was read"
+    default_remedy = "power-cycle the card; if it stays, its firmware image is damaged: `tghw flash verify` compares it with a good one"
+
+
+class UnknownHardware(DeviceError):
+    code = "unknown-hardware"
+    default_means = "this version of the block is not in the tables"
+    default_remedy = "report the ids shown; a table for it may be all that is missing"
+
+
+class FirmwareError(TghwError):
+    code = "firmware"
+    default_remedy = "install the distribution's AMD firmware package (Debian: firmware-amd-graphics) or give --firmware DIR"
+
+
+class FirmwareMissing(FirmwareError):
+    code = "firmware-missing"
+    default_means = "a firmware file that the device boots from is not on this machine"
+
+
+class FirmwareInvalid(FirmwareError):
+    code = "firmware-invalid"
+    default_means = "the file is damaged, cut short, or not the kind of file that its name says"
+
+
+class BootError(DeviceError):
+    """A boot stage failed; `stage` names it."""
+
+    code = "boot-failed"
+
+    def __init__(self, what: str, *, read: str = "", means: str = "", remedy: str = "", stage: str = "") -> None:
+        super().__init__(what, read=read, means=means, remedy=remedy)
+        self.stage = stage
+
+
+class PspError(BootError):
+    code = "psp"
+    default_means = "the security processor did not accept a step of the boot"
+    default_remedy = "power-cycle the card (a mode-1 reset needs a living PSP); check that the firmware files belong to this chip"
+
+
+class SmuError(BootError):
+    code = "smu"
+    default_means = "the power controller did not carry out a message"
+    default_remedy = "try `tghw boot amd --cold`; if it stays, power-cycle the card"
+
+
+class RlcError(BootError):
+    code = "rlc-autoload"
+    default_means = "the graphics firmware did not start: usually a firmware file of another chip or release"
+    default_remedy = "use a complete, matching set of firmware files, then power-cycle the card"
+
+
+class GpuFault(DeviceError):
+    """The GPU reported a fault, e.g. a page fault (decoded)."""
+
+    code = "gpu-fault"
+    default_means = "a kernel or copy touched an address that is not mapped for it"
+    default_remedy = "check the addresses and sizes given to the kernel; the next launch starts clean"
+
+
+class GpuHang(DeviceError):
+    code = "gpu-hang"
+    default_means = "work on the queue did not finish within its limit: an endless kernel, or a wait that nobody satisfies"
+    default_remedy = "the queue was reset; check the kernel's loops and barriers, or raise the limit if the work is really that long"
+
+
+class OutOfMemory(TghwError, MemoryError):
+    code = "out-of-memory"
+    default_means = "no free range of that size is left"
+    default_remedy = "free buffers, or use smaller ones"
+
+
+class MappingError(TghwError):
+    """A page-table request that cannot be carried out; nothing was changed."""
+
+    code = "mapping"
+
+
+class KernelImageError(TghwError):
+    """A code object (ELF) that cannot be loaded."""
+
+    code = "kernel-image"
+    default_means = "the file is not a kernel for this GPU, or it is damaged"
+
+
+# --- simulated machines -----------------------------------------------------------------------------------------------
+
+
+class NotModelled(TghwError):
+    """A mock was touched where it has no model. Never answered with a made-up value."""
+
+    code = "not-modelled"
+    default_means = "the simulated device has no model of this register or function, so no answer would be honest"
+    default_remedy = "extend the mock (docs/mocks.md), or do not touch it"
+
+
+class ProfileError(UsageError):
+    code = "bad-profile"
+    default_remedy = "`tghw mock list` names the profiles there are"
+
+
+def all_errors() -> list[type[TghwError]]:
+    """Every error class of the tree that is imported, base first, in definition order."""
+    found: list[type[TghwError]] = [TghwError]
+    for cls in found:
+        found.extend(sub for sub in cls.__subclasses__() if sub not in found)
+    return found

@@ -1,0 +1,1 @@
+"""PCI: the device contract, configuration space, and the transports of this machine."""
