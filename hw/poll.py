@@ -27,6 +27,7 @@ def poll(
     *,
     what: str,
     within: float,
+    typical: float = 0.0,
     clock: Clock = HOST_CLOCK,
     describe: Callable[[T], str] | None = None,
     means: str = "",
@@ -34,7 +35,8 @@ def poll(
 ) -> T:
     """Call read() until until(value) holds and return that value.
 
-    what: what is awaited, as a clause for the error. within: seconds by `clock`. describe: decodes the last value for the error.
+    what: what is awaited, as a clause for the error. within: seconds by `clock`. typical: seconds it usually takes; the first pause is
+    that long, so that a slow step costs few reads of the bus. describe: decodes the last value for the error.
     Raises WaitTimeout naming what, limit, last value and time waited. One more read is made after the limit, so that a host that
     was asleep does not report a timeout of a device that was ready.
     """
@@ -42,13 +44,15 @@ def poll(
     if until(value):
         return value
     start = clock.now()
-    pause = FIRST_PAUSE
+    shortest = max(FIRST_PAUSE, typical / 4)
+    longest = max(LONGEST_PAUSE, typical / 2)
+    pause = typical
     while True:
         waited = clock.now() - start
         expired = waited >= within
-        if waited >= BUSY_SECONDS or clock is not HOST_CLOCK:
-            clock.sleep(pause)
-            pause = min(pause * 1.5, LONGEST_PAUSE)
+        if pause or waited >= BUSY_SECONDS or clock is not HOST_CLOCK:
+            clock.sleep(min(max(pause, FIRST_PAUSE), max(within - waited, FIRST_PAUSE)))
+            pause = min(pause * 1.5, longest) if pause and pause != typical else shortest
         value = read()
         if until(value):
             return value
