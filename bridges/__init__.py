@@ -1,0 +1,1 @@
+"""PCIe through something else, and the one door to all devices (`bridges.open`)."""

@@ -1,0 +1,38 @@
+"""`tghw explain CODE`: what an error code means and what to do."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hw.errors import TghwError, UsageError, all_errors
+from probes import render
+from probes.context import current
+
+
+def register(app: typer.Typer) -> None:
+    app.command("explain")(explain)
+
+
+def explain(code: Annotated[str | None, typer.Argument(help="the word before the colon in an error; none lists all")] = None) -> None:
+    """Explain an error code."""
+    known: dict[str, type[TghwError]] = {}
+    for cls in all_errors():
+        known.setdefault(cls.code, cls)
+    if code is None:
+        if current().json:
+            render.document({"codes": sorted(known)})
+        render.table(["code", "usually means"], [(name, cls.default_means or (cls.__doc__ or "").strip().splitlines()[0]) for name, cls in sorted(known.items())])
+        return
+    found = known.get(code)
+    if found is None:
+        raise UsageError(f"no error code {code}", remedy=f"one of: {', '.join(sorted(known))}")
+    summary = (found.__doc__ or "").strip().splitlines()[0] if found.__doc__ and found.__doc__ != TghwError.__doc__ else ""
+    if current().json:
+        render.document({"code": code, "means": found.default_means or summary, "remedy": found.default_remedy, "exit_status": found.exit_status})
+        return
+    render.say(code, style="bold")
+    for label, text in (("kind", summary), ("means", found.default_means), ("do", found.default_remedy), ("exit", str(found.exit_status))):
+        if text:
+            render.say(f"  {label + ':':<7}{text}")

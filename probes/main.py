@@ -1,0 +1,105 @@
+"""Entry point of `tghw`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+import click
+import typer
+
+from hw.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, TghwError
+from probes import context, render
+
+COMMON_HELP = "Common options, anywhere on the line: " + "; ".join(
+    [f"{name} X: {text}" for name, text in context.VALUE_OPTIONS.items()] + [f"{name}: {text}" for name, text in context.FLAG_OPTIONS.items()]
+)
+
+EPILOG = (
+    "Common options may stand anywhere: --json, --json-schema, --no-color, -v, -vv, --device N|ADDRESS, --dev DEV, --remote HOST:PORT, --mock PROFILE, --state DIR, "
+    "--firmware DIR, --fault LIST. See `tghw options`. Exit status: 0 done, 1 failed, 2 wrong use, 3 nothing found, 4 refused for safety, 5 device in use, 130 interrupted."
+)
+
+app = typer.Typer(
+    name="tghw",
+    help="Find, boot, use, watch and repair GPUs from user space; every bit of it also on simulated machines (--mock).",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command("options")
+def options() -> None:
+    """Explain the options that every command takes."""
+    rows = [*(context.VALUE_OPTIONS | context.FLAG_OPTIONS).items()]
+    render.table(["option", "meaning"], rows)
+    if context.current().json:
+        render.document({"options": dict(rows)})
+
+
+def _register() -> None:
+    """Attach the commands; each module defines one."""
+    from probes import bench, boot, demo, disasm, explain, mock, probe, run
+
+    for module in (probe, boot, run, disasm, mock, bench, demo, explain):
+        module.register(app)
+
+
+def _configure_logging(verbose: int) -> None:
+    level = logging.WARNING if verbose == 0 else logging.INFO if verbose == 1 else logging.DEBUG
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(name)s: %(message)s" if verbose > 1 else "%(message)s", force=True)
+
+
+def _print_schema(arguments: list[str]) -> int:
+    from probes.schemas import SCHEMAS
+
+    name = " ".join(word for word in arguments if not word.startswith("-"))
+    matching = [key for key in SCHEMAS if name == key or name.startswith(key + " ")]
+    if not matching:
+        sys.stderr.write(f"tghw: usage: no schema for `{name}`\n  do:    one of: {', '.join(SCHEMAS)}\n")
+        return EXIT_USAGE
+    sys.stdout.write(json.dumps(SCHEMAS[max(matching, key=len)], indent=2) + "\n")
+    return EXIT_DONE
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line; returns its exit status. Typed errors become text, never a traceback."""
+    try:
+        common, rest = context.take_common(arguments)
+    except TghwError as problem:
+        render.error(problem)
+        return problem.exit_status
+    context.set_current(common)
+    if common.json_schema:
+        return _print_schema(rest)
+    _configure_logging(common.verbose)
+    _register()
+    try:
+        status = app(rest, standalone_mode=False)
+        return status if isinstance(status, int) else EXIT_DONE
+    except TghwError as problem:
+        render.error(problem)
+        return problem.exit_status
+    except click.exceptions.Exit as leaving:
+        return leaving.exit_code
+    except click.exceptions.ClickException as problem:
+        problem.show()
+        return EXIT_USAGE
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        render.note("interrupted; the device was left restored", style=None)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()
+        return EXIT_FAILED
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()
