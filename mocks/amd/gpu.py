@@ -1,0 +1,218 @@
+"""A simulated AMD GPU: register file, memory, and the blocks that live in them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from drivers.amd.layouts.discovery import HW_IDS, OFFSET_FROM_END
+from drivers.amd.regs import early_table, table
+from hw.errors import NotModelled
+from hw.mmio import LocalMmio
+from hw.regs import RegisterTable
+from mocks.amd.block import Block, Reg
+from mocks.amd.discovery import build_image
+from mocks.amd.vram import Vram
+
+if TYPE_CHECKING:
+    from mocks.machine import Machine
+    from mocks.pci import MockFunction
+
+log = logging.getLogger(__name__)
+
+BLOCK_MODULES = ("nbio", "hdp", "psp", "smu", "grbm", "rlc", "hub", "ih", "doorbell", "mec", "sdma")
+"""modules of this package, each with blocks(gpu) -> list[Block]; in order of construction"""
+
+Handler = Callable[[], int]
+
+
+class Gpu:
+    """One GPU. Blocks reach everything through it."""
+
+    def __init__(self, machine: Machine, function: MockFunction, profile: dict[str, Any]) -> None:
+        self.machine = machine
+        self.function = function
+        self.profile = profile
+        self.faults = machine.faults
+        self.clock = machine.clock
+        self.scheduler = machine.scheduler
+        self.strict = machine.strict
+        self.regs: dict[int, int] = {}
+        self.domains_on: set[str] = set()
+        self.dropped_writes: list[tuple[str, int]] = []
+        """writes to registers without power: (name, value)"""
+        self._reads: dict[int, Handler] = {}
+        self._writes: dict[int, Callable[[int], None]] = {}
+        self._declared: dict[int, Reg] = {}
+        self._owners: dict[int, Block] = {}
+        self._tables: dict[str, RegisterTable] = {"EARLY": early_table()}
+        self._bases: dict[str, tuple[int, ...]] = {"EARLY": ()}
+        published = {HW_IDS[ip["hw_id"]]: tuple(ip["bases"]) for ip in reversed(profile["discovery"]["ips"]) if ip["hw_id"] in HW_IDS}
+        for ip, version in profile["registers"].items():
+            major, minor, revision = (int(part) for part in version.split("."))
+            self._tables[ip] = table(ip, (major, minor, revision))
+            self._bases[ip] = published[ip]
+        self.vram_size = profile["memory"]["memsize_mib"] << 20
+        self.mc_base = profile["memory"]["fb_base"] << 24
+        self.vram_chips = Vram(self.vram_size, machine.seed)
+        self.vram: LocalMmio = self.vram_chips.window
+        self.blocks: dict[str, Block] = {}
+        for name in BLOCK_MODULES:
+            if importlib.util.find_spec(f"mocks.amd.{name}") is None:
+                continue
+            for block in importlib.import_module(f"mocks.amd.{name}").blocks(self):
+                self.blocks[block.key] = block
+        for block in self.blocks.values():
+            block.attach()
+        self.power_on()
+
+    # --- registers ---
+
+    def table(self, ip: str) -> RegisterTable:
+        return self._tables[ip]
+
+    def bases(self, ip: str) -> tuple[int, ...]:
+        return self._bases[ip]
+
+    def index(self, ip: str, name: str) -> int:
+        """Absolute dword index of a register of the tables."""
+        base, offset = self._tables[ip].place(name)
+        return offset if base is None else self._bases[ip][base] + offset
+
+    def reg(self, ip: str, name: str) -> Reg:
+        """A register that a block declares. KeyError where none does."""
+        return self._declared[self.index(ip, name)]
+
+    def name_of(self, index: int) -> str:
+        """The name the tables have for an index."""
+        if index in self._declared:
+            return self._declared[index].name
+        for ip, registers in self._tables.items():
+            for name in registers:
+                base, _ = registers.place(name)
+                if (base is None or base < len(self._bases[ip])) and self.index(ip, name) == index:
+                    return name
+        return "no register of the tables"
+
+    def read_register(self, index: int) -> int:
+        """A read by anybody. Raises NotModelled for what no block declares."""
+        handler = self._reads.get(index)
+        if handler is None:
+            raise NotModelled(f"read of {self.name_of(index)} (dword {index:#x}, byte {index * 4:#x})")
+        return handler()
+
+    def write_register(self, index: int, value: int) -> None:
+        """A write by anybody. Raises NotModelled for what no block declares."""
+        handler = self._writes.get(index)
+        if handler is None:
+            if self.hdp.catches(index):
+                return
+            raise NotModelled(f"write of {value:#010x} to {self.name_of(index)} (dword {index:#x}, byte {index * 4:#x})")
+        handler(value)
+
+    def bind(self, reg: Reg, on_read: Callable[[Reg], int] | None, on_write: Callable[[int, Reg], None] | None, owner: Block) -> None:
+        """Make a register exist. One block owns it."""
+        index = reg.index
+        if index in self._owners:
+            raise AssertionError(f"{reg.name} is declared by {type(self._owners[index]).__name__} and by {type(owner).__name__}")
+        self._owners[index] = owner
+        self._declared[index] = reg
+        if reg.bank is None and on_read is None and (reg.domain is None or reg.always_on):
+            self._reads[index] = partial(self.regs.__getitem__, index)
+        else:
+            self._reads[index] = partial(self._read, reg, on_read)
+        self._writes[index] = partial(self._write, reg, on_write)
+
+    def _selects(self, reg: Reg) -> bool:
+        return reg.bank is None or self.bank_key(reg.bank) is not None
+
+    def _read(self, reg: Reg, handler: Callable[[Reg], int] | None) -> int:
+        if reg.domain is not None and not reg.always_on and reg.domain not in self.domains_on:
+            return 0
+        if not self._selects(reg):
+            return 0
+        return handler(reg) if handler is not None else reg.value
+
+    def _write(self, reg: Reg, handler: Callable[[int, Reg], None] | None, value: int) -> None:
+        if reg.domain is not None and not reg.always_on and reg.domain not in self.domains_on:
+            self.dropped_writes.append((reg.name, value))
+            log.info("write of %#x to %s without power: dropped", value, reg.name)
+            return
+        if not self._selects(reg):
+            return
+        old = reg.value
+        reg.old = old
+        reg.value = old & ~reg.mask | value & reg.mask
+        if handler is not None:
+            handler(reg.value, reg)
+
+    def bank_key(self, bank: str) -> Any:
+        """What GRBM_GFX_CNTL selects now; None when it selects nothing."""
+        return self.blocks["grbm"].bank_key(bank)  # type: ignore[attr-defined]
+
+    # --- memory and bus ---
+
+    @property
+    def bus_master(self) -> bool:
+        return self.function.bus_master
+
+    def raise_msi(self) -> bool:
+        """Interrupt the host, if it lets the device."""
+        return self.function.raise_msi()
+
+    def dma_read(self, address: int, size: int) -> bytes:
+        """Host memory by bus address; all ones when the device may not master the bus or nobody answers."""
+        if not self.bus_master:
+            return b"\xff" * size
+        return self.machine.ram.dma_read(address, size)
+
+    def dma_write(self, address: int, data: bytes) -> None:
+        """Host memory by bus address; vanishes when the device may not master the bus or nobody answers."""
+        if self.bus_master:
+            self.machine.ram.dma_write(address, data)
+
+    def host_pointer(self, address: int) -> tuple[int, int] | None:
+        """(address in this process, bytes to the end of the page) of a bus address; None when the device cannot reach it."""
+        return self.machine.ram.host_pointer(address) if self.bus_master else None
+
+    # --- named blocks ---
+
+    @property
+    def psp(self) -> Any:
+        return self.blocks["psp"]
+
+    @property
+    def smu(self) -> Any:
+        return self.blocks["smu"]
+
+    @property
+    def rlc(self) -> Any:
+        return self.blocks["rlc"]
+
+    @property
+    def ih(self) -> Any:
+        return self.blocks["ih"]
+
+    @property
+    def doorbell(self) -> Any:
+        return self.blocks["doorbell"]
+
+    @property
+    def hdp(self) -> Any:
+        return self.blocks["hdp"]
+
+    def hub(self, name: str) -> Any:
+        """The memory hub "gfx" or "mm"."""
+        return self.blocks[f"hub.{name}"]
+
+    # --- power ---
+
+    def power_on(self) -> None:
+        """Power or reset has just ended: the boot firmware posts the card."""
+        self.vram.write(self.vram_size - OFFSET_FROM_END, build_image(self.profile["discovery"]))
+        for block in self.blocks.values():
+            block.power_on()
