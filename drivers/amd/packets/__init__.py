@@ -78,6 +78,13 @@ class Packet:
             words[0] |= self.sub_opcode << 8 | self.opcode
         return words
 
+    def word(self, dword: int, **values: int) -> int:
+        """One dword after the header made of fields. Raises UnknownPacket, ValueError like encode()."""
+        misplaced = [name for name in values if self.place(name).dword != dword]
+        if misplaced:
+            raise UnknownPacket(f"{self.name} has {', '.join(misplaced)} in another dword than {dword}")
+        return self.encode((), **values)[dword]
+
     def decode(self, words: Sequence[int]) -> dict[str, int]:
         """Field values; fields beyond the end of `words` are left out."""
         return {name: words[dword] >> low & (1 << high - low + 1) - 1 for name, (dword, low, high) in self.fields.items() if dword < len(words)}
