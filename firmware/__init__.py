@@ -1,0 +1,1 @@
+"""What devices boot from: finding, checking and taking apart firmware files."""
