@@ -240,6 +240,20 @@ IMAGE_IDS: dict[int, int] = {
 }
 """low 16 bits of psp_image.image_id by firmware type, as published gfx11 files carry them"""
 
+SOS_IMAGE_IDS: dict[int, int] = {
+    SosPart.SOS: 0x0009,
+    SosPart.SYS_DRV: 0x000A,
+    SosPart.KDB: 0x004F,
+    SosPart.TOC: 0x200E,
+    SosPart.SPL: 0x0056,
+    SosPart.RL: 0x0135,
+    SosPart.SOC_DRV: 0x014A,
+    SosPart.INTF_DRV: 0x014C,
+    SosPart.DBG_DRV: 0x014B,
+    SosPart.RAS_DRV: 0x0152,
+}
+"""the same for the parts of a psp_*_sos.bin container"""
+
 
 def firmware_name(number: int) -> str:
     """Name of a firmware type for messages; the bare number where it has none."""

@@ -19,6 +19,7 @@ from firmware.amd_layouts import (
     PSP_IMAGE_HEADER_SIZE,
     PSP_IMAGE_MAGIC,
     PSP_IMAGE_SIGNATURE_SIZE,
+    SOS_IMAGE_IDS,
     FirmwareType,
     SosPart,
     TaPart,
@@ -102,30 +103,38 @@ def sos_parts(chip: str, seed: int = 0) -> dict[int, bytes]:
     return dict(_make(chip, seed).sos_parts)
 
 
-def check_image(data: bytes, firmware_type: int | None = None) -> str:
+def check_image(data: bytes, firmware_type: int | None = None, *, image_ids: tuple[int, ...] = (), nameless: bool = False) -> str:
     """What a PSP finds wrong with an image: "" when nothing.
 
-    Checks magic, sizes, the image's own id against the type it is loaded as, and the signature of fabricated images.
+    Checks magic, sizes, the image's own id against the type it is loaded as (or against `image_ids`), and the signature of fabricated
+    images. nameless: some key databases carry no magic; then none is asked for.
     """
     if len(data) < PSP_IMAGE_HEADER_SIZE:
         return f"{len(data)} bytes are less than an image header"
     header = LAYOUT.parse(IMAGE, data)
     magic = LAYOUT.ffi.buffer(header.magic)[:]
-    if magic != PSP_IMAGE_MAGIC:
+    if magic != PSP_IMAGE_MAGIC and not (nameless and magic == b"\0\0\0\0"):
         return f"magic {magic!r} instead of {PSP_IMAGE_MAGIC!r}"
     total = PSP_IMAGE_HEADER_SIZE + header.signed_size_bytes + PSP_IMAGE_SIGNATURE_SIZE
     if header.total_size_bytes != total:
         return f"total size {header.total_size_bytes:#x} does not fit the signed size {header.signed_size_bytes:#x}"
     if total > len(data):
         return f"image of {total:#x} bytes in {len(data):#x} bytes"
-    expected_id = IMAGE_IDS.get(firmware_type) if firmware_type is not None else None
-    if expected_id is not None and header.image_id & 0xFFFF != expected_id:
-        return f"image id {header.image_id & 0xFFFF:#06x} loaded as type {firmware_type}, which has {expected_id:#06x}"
+    if firmware_type in IMAGE_IDS:
+        image_ids = (IMAGE_IDS[firmware_type],)
+    if image_ids and header.image_id & 0xFFFF not in image_ids:
+        expected = " or ".join(f"{each:#06x}" for each in image_ids)
+        return f"image id {header.image_id & 0xFFFF:#06x} where {expected} belongs" + (f" (type {firmware_type})" if firmware_type else "")
     if bytes(LAYOUT.ffi.buffer(header.key_id)) == KEY_ID:
         signed = total - PSP_IMAGE_SIGNATURE_SIZE
         if data[signed:total] != _signature(data[:signed]):
             return "the signature does not fit the content"
     return ""
+
+
+def is_simulated(data: bytes) -> bool:
+    """Does the image name the simulated key? Only then can its signature be checked."""
+    return bytes(LAYOUT.ffi.buffer(LAYOUT.parse(IMAGE, data).key_id)) == KEY_ID
 
 
 def _signature(signed: bytes) -> bytes:
@@ -230,7 +239,7 @@ class _Maker:
     def _sos(self) -> None:
         bins = []
         for part, size in SOS_SIZES.items():
-            image = self._image(f"sos/{part.name}", size, int(part), self.chip.sos_version)
+            image = self._image(f"sos/{part.name}", size, SOS_IMAGE_IDS[part], self.chip.sos_version)
             self.made.sos_parts[part] = image
             bins.append((int(part), self.chip.sos_version, image))
         self._container(f"psp_{_version(self.chip.mp)}_sos.bin", bins, self.chip.sos_version)
