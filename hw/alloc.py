@@ -6,20 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from hw.errors import OutOfMemory, TghwError
+from hw.errors import BadFree, OutOfMemory
 
 LEVEL2_BITS = 4
 """Free blocks are sorted into 16 classes between one power of two and the next."""
 SMALLEST = 1 << LEVEL2_BITS
 """Smallest block, units of the range (bytes)."""
-
-
-class BadFree(TghwError):
-    """An address was given back that is not handed out (a second time, or never)."""
-
-    code = "bad-free"
-    default_means = "the owner of this range lost track of it; giving it back anyway would hand it out twice later"
-    default_remedy = "this is a mistake in the program: free each allocation once, by the address that alloc() returned"
 
 
 class Tlsf:

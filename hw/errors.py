@@ -116,6 +116,22 @@ class DriverBound(Refused):
     default_remedy = "unbind it: write the bus address to /sys/bus/pci/devices/ADDRESS/driver/unbind, or allow it with consent"
 
 
+class DriverInUse(Refused):
+    """A kernel driver owns the device, and processes use it through that driver."""
+
+    code = "driver-in-use"
+    default_means = "taking the device away now would end these processes' work, and can hang the kernel driver"
+    default_remedy = "stop the processes named above (a display manager, a compute job), then try again"
+
+
+class LockUnavailable(TghwError):
+    """The lock file cannot be made or opened, so exclusive use cannot be promised."""
+
+    code = "lock-unavailable"
+    default_means = "without its lock file a device is not opened: another process could drive it at the same time"
+    default_remedy = "make the directory writable, or set TGHW_LOCK_DIR to one that every user of the device shares"
+
+
 # --- the bus ----------------------------------------------------------------------------------------------------------
 
 
@@ -150,9 +166,97 @@ class OutOfWindow(BusError):
     default_means = "the address lies outside the mapped region: a wrong offset or table"
 
 
+class ConfigInvalid(BusError):
+    """Configuration space that contradicts the specification."""
+
+    code = "config-invalid"
+    default_means = "the device is in reset or damaged, or its configuration space was changed by something else"
+    default_remedy = "reset the device, or remove and rescan it; a simulated device: its profile is wrong"
+
+
+class CapabilityLoop(ConfigInvalid):
+    code = "capability-loop"
+    default_means = "a list of capabilities leads back into itself"
+
+
+class ConfigTruncated(ConfigInvalid):
+    """The space that can be read ends before the data does."""
+
+    code = "config-truncated"
+    default_means = "the kernel shows only the first 64 bytes to users without CAP_SYS_ADMIN, and only 256 where it has no access to extended space"
+    default_remedy = "run as root or grant CAP_SYS_ADMIN"
+
+
+class PowerStateError(BusError):
+    """The device does not leave a power-saving state."""
+
+    code = "power-state"
+    default_means = "in D3hot the BARs read all ones, in D3cold configuration space does too"
+    default_remedy = "write `on` to power/control of the device and of the ports above it; if it stays, remove the device and rescan the bus"
+
+
+class EnableFailed(BusError):
+    """The kernel would not enable the device."""
+
+    code = "enable-failed"
+    default_means = "the device's BARs have no valid place on the bus, or a kernel driver claims it"
+    default_remedy = "look at the kernel log; remove the device and rescan the bus, or boot with pci=realloc"
+
+
+class BusMasterRefused(BusError):
+    """The bus master bit does not stick."""
+
+    code = "bus-master"
+    default_means = "the device does not implement bus mastering, or something above it keeps the bit off"
+    default_remedy = "check the kernel log for an IOMMU or AER complaint about this device, then reset it"
+
+
+class MapFailed(BusError):
+    """A BAR that has an address cannot be mapped into this process."""
+
+    code = "map-failed"
+    default_means = "the kernel refused the mapping"
+
+
+class ResetFailed(BusError):
+    code = "reset-failed"
+    default_means = "the kernel has a way to reset the device, but it did not work"
+    default_remedy = "stop the drivers of the card's other functions and try again; otherwise remove and rescan, or power-cycle"
+
+
 class DmaError(TghwError):
     code = "dma-memory"
     default_means = "memory that the device can reach could not be had"
+
+
+class IommuActive(DmaError):
+    code = "iommu-active"
+    default_means = "an IOMMU translates this device's addresses, so that physical addresses of host memory mean nothing to it"
+    default_remedy = "boot with iommu=pt (or amd_iommu=off / intel_iommu=off), or use the VFIO transport, which programs the IOMMU"
+
+
+class PagemapHidden(DmaError):
+    code = "pagemap-hidden"
+    default_means = "the kernel hides physical addresses from processes without CAP_SYS_ADMIN"
+    default_remedy = "run as root or grant CAP_SYS_ADMIN, or use the VFIO transport"
+
+
+class MemoryMovable(DmaError):
+    code = "memory-movable"
+    default_means = "the kernel may move locked pages to other places while the device still uses the old ones: silent corruption"
+    default_remedy = "as root: echo 0 > /proc/sys/vm/compact_unevictable_allowed"
+
+
+class MemlockLimit(DmaError):
+    code = "memlock-limit"
+    default_means = "the pages a device uses must be locked in memory, and this process may not lock that much"
+    default_remedy = "raise the limit (ulimit -l, or memlock in limits.conf), or grant CAP_IPC_LOCK"
+
+
+class HugepagesExhausted(DmaError):
+    code = "hugepages-exhausted"
+    default_means = "physically contiguous memory comes from the pool of 2 MiB pages, and none is free"
+    default_remedy = "as root: echo 64 > /proc/sys/vm/nr_hugepages"
 
 
 class ResizeRefused(BusError):
@@ -239,6 +343,30 @@ class RlcError(BootError):
     default_remedy = "use a complete, matching set of firmware files, then power-cycle the card"
 
 
+class NotReady(DeviceError):
+    """The device answers, but its own start has not finished."""
+
+    code = "not-ready"
+    default_means = "the card's own firmware (IFWI) has not finished: it was powered a moment ago, or it hangs"
+    default_remedy = "wait a few seconds and try again; if it stays, power-cycle the card"
+
+
+class HubError(BootError):
+    """A memory hub (address translation) of the GPU does not work."""
+
+    code = "memory-hub"
+    default_means = "the hub's registers do not answer as they should: it is powered down, held by somebody else, or hung"
+    default_remedy = "reset the card: `tghw boot amd --cold`"
+
+
+class QueueStuck(DeviceError):
+    """A hardware queue that does not start or stop."""
+
+    code = "queue-stuck"
+    default_means = "the queue's engine does not follow its registers: its firmware is not running, or a wave on it does not end"
+    default_remedy = "reset the card: `tghw boot amd --cold`"
+
+
 class GpuFault(DeviceError):
     """The GPU reported a fault, e.g. a page fault (decoded)."""
 
@@ -257,6 +385,14 @@ class OutOfMemory(TghwError, MemoryError):
     code = "out-of-memory"
     default_means = "no free range of that size is left"
     default_remedy = "free buffers, or use smaller ones"
+
+
+class BadFree(TghwError):
+    """An address was given back that is not handed out (a second time, or never)."""
+
+    code = "bad-free"
+    default_means = "the owner of this range lost track of it; giving it back anyway would hand it out twice later"
+    default_remedy = "this is a mistake in the program: free each allocation once, by the address that alloc() returned"
 
 
 class MappingError(TghwError):

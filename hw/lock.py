@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from hw.errors import DeviceBusy, NotSupported, PermissionMissing, Refused, TghwError
+from hw.errors import DeviceBusy, LockUnavailable, NotSupported, PermissionMissing, Refused
 
 log = logging.getLogger(__name__)
 
@@ -24,14 +24,6 @@ DIRECTORY_VARIABLE = "TGHW_LOCK_DIR"
 PREFIX = "tghw_"
 SUFFIX = ".lock"
 PROC = Path("/proc")
-
-
-class LockUnavailable(TghwError):
-    """The lock file cannot be made or opened, so exclusive use cannot be promised."""
-
-    code = "lock-unavailable"
-    default_means = "without its lock file a device is not opened: another process could drive it at the same time"
-    default_remedy = f"make the directory writable, or set {DIRECTORY_VARIABLE} to one that every user of the device shares"
 
 
 @dataclass(frozen=True)

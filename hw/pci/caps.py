@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hw.errors import BusError
+from hw.errors import CapabilityLoop, ConfigInvalid, ConfigTruncated
 from hw.pci.device import ConfigSpace
 
 if TYPE_CHECKING:
@@ -36,27 +36,6 @@ PCIE = 0x10
 MSIX = 0x11
 ADVANCED_FEATURES = 0x13
 ENHANCED_ALLOCATION = 0x14
-
-
-class ConfigInvalid(BusError):
-    """Configuration space that contradicts the specification."""
-
-    code = "config-invalid"
-    default_means = "the device is in reset or damaged, or its configuration space was changed by something else"
-    default_remedy = "reset the device, or remove and rescan it; a simulated device: its profile is wrong"
-
-
-class CapabilityLoop(ConfigInvalid):
-    code = "capability-loop"
-    default_means = "a list of capabilities leads back into itself"
-
-
-class ConfigTruncated(ConfigInvalid):
-    """The space that can be read ends before the data does."""
-
-    code = "config-truncated"
-    default_means = "the kernel shows only the first 64 bytes to users without CAP_SYS_ADMIN, and only 256 where it has no access to extended space"
-    default_remedy = "run as root or grant CAP_SYS_ADMIN"
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from hw.errors import BusLost, Refused, ResizeRefused
+from hw.errors import BusLost, ConfigInvalid, ConfigTruncated, Refused, ResizeRefused
 from hw.pci.caps import (
     STANDARD_SIZE,
     Capability,
-    ConfigInvalid,
-    ConfigTruncated,
     Entry,
     Pcie,
     decode_standard,

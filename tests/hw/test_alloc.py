@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hw.alloc import BadFree, Bump, Tlsf
-from hw.errors import OutOfMemory
+from hw.alloc import Bump, Tlsf
+from hw.errors import BadFree, OutOfMemory
 
 
 def check_tiling(allocator: Tlsf) -> None:

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from hw import lock
-from hw.errors import EXIT_BUSY, DeviceBusy, PermissionMissing, Refused
-from hw.lock import LockUnavailable
+from hw.errors import EXIT_BUSY, DeviceBusy, LockUnavailable, PermissionMissing, Refused
 
 ADDRESS = "0000:03:00.0"
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from hw.errors import BusLost, Refused, ResizeRefused
+from hw.errors import BusLost, CapabilityLoop, ConfigInvalid, ConfigTruncated, Refused, ResizeRefused
 from hw.pci import caps, config, extcaps
-from hw.pci.caps import CapabilityLoop, ConfigInvalid, ConfigTruncated
 from hw.pci.config import BytesConfig, ConfigInfo, decode, set_bar_size, show_size, size_bars
 from hw.pci.device import Bar
 
