@@ -1,4 +1,4 @@
-"""Security processor (PSP, block MP0): boot loader, secure OS (sOS), command ring, firmware types.
+"""Security processor (PSP, block MP0): boot loader, secure OS (sOS), command ring. Firmware types: firmware/amd_layouts.py.
 
 Mailbox registers are MP0_SMN_C2PMSG_n. Addresses handed over are MC addresses. Source: public amdgpu headers (psp_gfx_if, amdgpu_ucode).
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from firmware.amd_layouts import FirmwareType
 from hw.structs import Layout
 
 
@@ -35,22 +36,6 @@ READY = 1 << 31
 STATUS_MASK = 0xFFFF
 """bits 15:0 of the same registers: error status"""
 READY_AND_STATUS = READY | STATUS_MASK
-
-
-class SosPart(IntEnum):
-    """Types of the parts in a psp_*_sos.bin container."""
-
-    SOS = 1
-    SYS_DRV = 2
-    KDB = 3
-    TOC = 4
-    SPL = 5
-    RL = 6
-    SOC_DRV = 7
-    INTF_DRV = 8
-    DBG_DRV = 9
-    RAS_DRV = 10
-    IPKEYMGR_DRV = 11
 
 
 class RingCommand(IntEnum):
@@ -133,72 +118,6 @@ class Status(IntEnum):
     UNKNOWN_COMMAND = 0x00000100
     TA_REFUSED = 0x00000117
     NOT_SUPPORTED = 0xFFFF000A
-
-
-class FirmwareType(IntEnum):
-    """fw_type of LOAD_IP_FW."""
-
-    CP_PFP = 2
-    CP_ME = 1
-    CP_MEC = 4
-    CP_MEC_ME1 = 5
-    RLC_V = 7
-    RLC_G = 8
-    SDMA0 = 9
-    SDMA1 = 10
-    VCN = 13
-    SMU = 18
-    RLC_RESTORE_LIST_GPM_MEM = 20
-    RLC_RESTORE_LIST_SRM_MEM = 21
-    RLC_RESTORE_LIST_SRM_CNTL = 22
-    TOC = 24
-    RLC_P = 25
-    RLC_IRAM = 26
-    GLOBAL_TAP_DELAYS = 27
-    SE0_TAP_DELAYS = 28
-    SE1_TAP_DELAYS = 29
-    CP_MES = 33
-    MES_STACK = 34
-    RLC_SRM_DRAM = 35
-    RLC_DRAM_BOOT = 48
-    VCN0_RAM = 49
-    VCN1_RAM = 50
-    DMUB = 51
-    SDMA2 = 52
-    SDMA3 = 53
-    SDMA4 = 54
-    SDMA5 = 55
-    SDMA6 = 56
-    SDMA7 = 57
-    VCN1 = 58
-    CAP = 62
-    SE2_TAP_DELAYS = 65
-    SE3_TAP_DELAYS = 66
-    REG_LIST = 67
-    IMU_I = 68
-    IMU_D = 69
-    LSDMA = 70
-    SDMA_UCODE_TH0 = 71
-    SDMA_UCODE_TH1 = 72
-    PPTABLE = 73
-    TA = 75
-    RS64_MES = 76
-    RS64_MES_STACK = 77
-    RS64_KIQ = 78
-    RS64_KIQ_STACK = 79
-    RS64_PFP = 87
-    RS64_ME = 88
-    RS64_MEC = 89
-    RS64_PFP_P0_STACK = 90
-    RS64_PFP_P1_STACK = 91
-    RS64_ME_P0_STACK = 92
-    RS64_ME_P1_STACK = 93
-    RS64_MEC_P0_STACK = 94
-    RS64_MEC_P1_STACK = 95
-    RS64_MEC_P2_STACK = 96
-    RS64_MEC_P3_STACK = 97
-    JPEG_RAM = 128
-    P2S_TABLE = 129
 
 
 def firmware_name(number: int) -> str:
