@@ -381,6 +381,28 @@ class GpuHang(DeviceError):
     default_remedy = "the queue was reset; check the kernel's loops and barriers, or raise the limit if the work is really that long"
 
 
+class LaunchRefused(TghwError):
+    """A launch whose sizes or arguments the kernel or the GPU cannot take. Nothing was submitted."""
+
+    code = "launch-refused"
+    default_remedy = "pass as many argument bytes as the kernel declares, and sizes within the GPU's limits"
+
+
+class BufferRange(TghwError):
+    """A copy beyond the end of its buffer. Nothing was copied."""
+
+    code = "buffer-range"
+    default_remedy = "keep offset + size within the buffer"
+
+
+class StampsLost(TghwError):
+    """The time stamps of a launch were overwritten by those of later ones."""
+
+    code = "stamps-lost"
+    default_means = "only the time stamps of the latest launches are kept"
+    default_remedy = "ask for the elapsed time soon after the launch"
+
+
 class OutOfMemory(TghwError, MemoryError):
     code = "out-of-memory"
     default_means = "no free range of that size is left"
