@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from drivers.amd.fwset import FirmwareSet
 from drivers.amd.layouts import psp as layout
 from drivers.amd.layouts.psp import BootLoaderCommand, Command, RingCommand
+from firmware.amd_files import FirmwareSet
 from firmware.amd_layouts import FirmwareType
-from firmware.amd_ucode import Part
+from firmware.amd_ucode import Part, Ucode
 from hw.errors import FirmwareInvalid, PspError, WaitTimeout
 from hw.poll import poll
 from hw.regs import Register
@@ -72,7 +72,7 @@ class Psp:
             raise self.dev.lost("looking for the secure OS", self.reg(81).name)
         return value != 0
 
-    def start_sos(self, sos: Any) -> None:
+    def start_sos(self, sos: Ucode) -> None:
         """Feed the boot loader the parts of the container, the secure OS last, and wait for its sign of life."""
         for name, command in COMPONENTS:
             if not sos.has(name):
@@ -204,9 +204,10 @@ class Psp:
         tmr_size = TMR_MAX
         if firmware.sos.has("TOC"):
             tmr_size = self.load_toc(firmware.sos.part("TOC").data)
-        self.load_part(firmware.smu)
+        if firmware.smu:
+            self.load_part(firmware.smu)
         self.setup_tmr(tmr_size)
-        for part in firmware.engines:
+        for part in firmware.load_list:
             self.load_part(part)
         self.submit(Command.AUTOLOAD_RLC)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from drivers.amd.layouts import smu as layout
 from drivers.amd.layouts.smu import DEBUG_MAILBOX, MAIN_MAILBOX, Clock, Mailbox, Response
 from hw.errors import SmuError, WaitTimeout
+from hw.regs import Register
 
 if TYPE_CHECKING:
     from drivers.amd.device import AmdDevice
@@ -119,7 +120,7 @@ class Smu:
             except SmuError as error:
                 log.warning("%s stays as it is: %s", clock.name, error)
 
-    def _register(self, number: int):  # type: ignore[no-untyped-def]
+    def _register(self, number: int) -> Register:
         return self.dev.mp1[f"MP1_SMN_C2PMSG_{number}"]
 
     def _exchange(self, message: str, number: int, argument: int, mailbox: Mailbox, within: float) -> int:
