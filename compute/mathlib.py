@@ -1,0 +1,532 @@
+"""Functions of real numbers, built from plain IR ops, so that every target computes the same bits.
+
+Largest errors against the exact value, in units of the last place of the result (tests/compute/test_mathlib.py measures them):
+
+| function   | float32 | float64 |
+|------------|---------|---------|
+| exp, exp2  | 1       | 1.5     |
+| log, log2  | 1       | 1.5     |
+| sin, cos   | 1.5     | 1.5     | every finite argument, however large
+| tanh       | 2       | 2.5     |
+| pow        | 0.6     | 16      |
+| fmod       | exact   | exact   |
+
+float16 and bfloat16 are computed in float32 and rounded once more. Special values follow C's math.h. Polynomial coefficients are Chebyshev
+fits made for this file; reductions are the textbook ones (Cody-Waite for exp, Payne-Hanek for sin and cos).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from compute import dtypes
+from compute.dtypes import DType
+from compute.ir import Builder, Value
+
+f32, f64, i32, u32, i64, u64 = dtypes.float32, dtypes.float64, dtypes.int32, dtypes.uint32, dtypes.int64, dtypes.uint64
+
+
+@dataclass(frozen=True)
+class _Format:
+    """What the functions need to know of a float type. Polynomials are listed from the constant term up."""
+
+    dtype: DType
+    integer: DType
+    unsigned: DType
+    mantissa: int
+    bias: int
+    sqrt_half_bits: int
+    tiny: float
+    tiny_exponent: int
+    exp_range: tuple[float, float]
+    exp2_range: tuple[float, float]
+    ln2: tuple[float, float]
+    log2e: tuple[float, float]
+    exp_tail: tuple[float, ...]
+    exp2_poly: tuple[float, ...]
+    sin_tail: tuple[float, ...]
+    cos_tail: tuple[float, ...]
+    tanh_tail: tuple[float, ...]
+
+
+_F32 = _Format(
+    dtype=f32,
+    integer=i32,
+    unsigned=u32,
+    mantissa=23,
+    bias=127,
+    sqrt_half_bits=0x3F3504F3,
+    tiny=2.0**-126,
+    tiny_exponent=23,
+    exp_range=(-105.0, 89.5),
+    exp2_range=(-152.0, 129.0),
+    ln2=(0.693145751953125, 1.428606765330187e-06),
+    log2e=(1.4426950216293335, 1.9259629911266175e-08),
+    exp_tail=(0.5, 0.16666576772479388, 0.04166655434585022, 0.008363215200276048, 0.0013926228742003135),
+    exp2_poly=(1.0, 0.6931472067028326, 0.24022650922288757, 0.05550327226670302, 0.009618056678524637, 0.0013400428177615838, 0.0001546144469856913),
+    sin_tail=(-0.1666666666385529, 0.008333331874710208, -0.00019840086735384846, 2.724992580305979e-06),
+    cos_tail=(0.04166666465950221, -0.0013888303035894866, 2.4547942085071572e-05),
+    tanh_tail=(-0.3333333317214036, 0.1333330355691574, -0.053959259577204544, 0.02176891865102821, -0.008343945515839153, 0.002292744816178142),
+)
+
+_F64 = _Format(
+    dtype=f64,
+    integer=i64,
+    unsigned=u64,
+    mantissa=52,
+    bias=1023,
+    sqrt_half_bits=0x3FE6A09E667F3BCD,
+    tiny=2.0**-1022,
+    tiny_exponent=52,
+    exp_range=(-746.0, 710.5),
+    exp2_range=(-1077.0, 1025.0),
+    ln2=(0.6931471803691238, 1.9082149292705877e-10),
+    log2e=(1.4426950408889634, 2.0355273740931033e-17),
+    exp_tail=(
+        0.5, 0.16666666666666666, 0.04166666666666668, 0.008333333333333333, 0.0013888888888879025, 0.00019841269841263268,
+        2.480158733656888e-05, 2.7557319247303143e-06, 2.755726314363358e-07, 2.505207100401007e-08, 2.091818781922412e-09, 1.6086661337125568e-10,
+    ),
+    exp2_poly=(
+        1.0, 0.6931471805599453, 0.24022650695910072, 0.05550410866482158, 0.009618129107628489, 0.001333355814642845, 0.00015403530393351148,
+        1.5252733804045767e-05, 1.3215486824953355e-06, 1.0178086025321911e-07, 7.0548912028847976e-09, 4.4455288383554917e-10,
+        2.573781297107221e-11, 1.3718923410262165e-12,
+    ),
+    sin_tail=(
+        -0.16666666666666666, 0.008333333333333331, -0.00019841269841265065, 2.7557319219339167e-06, -2.5052106232447578e-08,
+        1.6058531618986147e-10, -7.586697117706918e-13,
+    ),
+    cos_tail=(0.041666666666666664, -0.0013888888888887398, 2.480158729876569e-05, -2.7557317271729793e-07, 2.08761462684032e-09, -1.1382632425521717e-11),
+    tanh_tail=(
+        -0.3333333333333333, 0.13333333333333333, -0.053968253968253076, 0.021869488536096472, -0.008863235527882459, 0.0035921279948771647,
+        -0.0014558338279042078, 0.0005900223329023258, -0.00023909642770594748, 9.676689210002811e-05, -3.879904218166128e-05,
+        1.4832897548417558e-05, -4.770834648519767e-06, 9.171549402654542e-07,
+    ),
+)  # fmt: skip
+
+_FORMATS = {f32: _F32, f64: _F64}
+
+_LOG_TAIL_F32 = (
+    0.33333331180030046, -0.24999996957950882, 0.200007157488921, -0.16667802319501254, 0.1424905764569748, -0.12425687331451106,
+    0.1168541992348674, -0.11479733846637635, 0.06971611471451178,
+)  # fmt: skip
+"""(log(1+f) - f + f*f/2) / f**3."""
+_ATANH_TAIL_F64 = (
+    0.666666666666667, 0.39999999999899505, 0.28571428625975487, 0.2222221113479508, 0.18182889125261723, 0.15331721600556042, 0.14616449685043406,
+)  # fmt: skip
+"""(2*atanh(s) - 2*s) / s**3 as a polynomial of s*s."""
+_ATANH_TAIL_SHORT = (0.6666666666737509, 0.3999999879733759, 0.2857175453591449, 0.22191400830308503, 0.19362653714202008)
+"""The same to 2**-43, for float32 pow."""
+_EXP2_SHORT = (
+    1.0, 0.6931471805599462, 0.2402265069564034, 0.05550410866465167, 0.009618129193934313, 0.0013333558200794592, 0.0001540343375125101,
+    1.5252672924850737e-05, 1.325964524488711e-06, 1.0205905413765595e-07,
+)  # fmt: skip
+"""2**x on [-1/2, 1/2] to 2**-46."""
+
+_TWO_OVER_PI = (
+    0x00000000, 0x00000000, 0xA2F9836E, 0x4E441529, 0xFC2757D1, 0xF534DDC0, 0xDB629599, 0x3C439041, 0xFE5163AB, 0xDEBBC561, 0xB7246E3A, 0x424DD2E0, 0x06492EEA,
+    0x09D1921C, 0xFE1DEB1C, 0xB129A73E, 0xE88235F5, 0x2EBB4484, 0xE99C7026, 0xB45F7E41, 0x3991D639, 0x835339F4, 0x9C845F8B, 0xBDF9283B, 0x1FF897FF,
+    0xDE05980F, 0xEF2F118B, 0x5A0A6D1F, 0x6D367ECF, 0x27CB09B7, 0x4F463F66, 0x9E5FEA2D, 0x7527BAC7, 0xEBE5F17B, 0x3D0739F7, 0x8A5292EA, 0x6BFB5FB1,
+    0x1F8D5D08, 0x56033046, 0xFC7B6BAB, 0xF0CFBC20,
+)  # fmt: skip
+"""Binary digits of 2/pi behind the point, 32 a word, after two words of zeros."""
+
+_QUARTER = 3.4061215800865545e-19
+"""pi/2 * 2**-62."""
+_QUARTER_LOW = 6.123233995736766e-17 * 2.0**-62
+"""What float64 cannot hold of it."""
+
+
+def expand(b: Builder, op: str, args: Sequence[Value]) -> Value:
+    """The value of one of the expanded ops of compute/ops.py. Arguments have one dtype: any float; for pow also an integer."""
+    dtype = args[0].dtype
+    if dtype.is_int:
+        assert op == "pow"
+        return _integer_pow(b, args[0], args[1])
+    if dtype not in _FORMATS:
+        wide = expand(b, op, [b.cast(a, f32) for a in args])
+        return b.cast(wide, dtype)
+    return _Math(b, _FORMATS[dtype]).call(op, args)
+
+
+class _Math:
+    """The functions for one float format. Short methods below write one IR op each."""
+
+    def __init__(self, b: Builder, form: _Format) -> None:
+        self.b = b
+        self.form = form
+
+    def call(self, op: str, args: Sequence[Value]) -> Value:
+        functions: dict[str, Callable[..., Value]] = {
+            "exp": self.exp,
+            "exp2": self.exp2,
+            "log": self.log,
+            "log2": self.log2,
+            "sin": lambda x: self.sin_cos(x, 0),
+            "cos": lambda x: self.sin_cos(x, 1),
+            "tanh": self.tanh,
+            "pow": self.pow32 if self.form is _F32 else self.pow64,
+            "fmod": self.fmod,
+        }
+        return functions[op](*args)
+
+    # --- one op each ---
+
+    def num(self, value: float) -> Value:
+        return self.b.const(value, self.form.dtype)
+
+    def int(self, value: int) -> Value:
+        return self.b.const(value, self.form.integer)
+
+    def alu(self, op: str, *args: Value) -> Value:
+        return self.b.alu(op, *args)
+
+    def add(self, x: Value, y: Value) -> Value:
+        return self.b.alu("add", x, y)
+
+    def sub(self, x: Value, y: Value) -> Value:
+        return self.b.alu("sub", x, y)
+
+    def mul(self, x: Value, y: Value) -> Value:
+        return self.b.alu("mul", x, y)
+
+    def fma(self, x: Value, y: Value, z: Value) -> Value:
+        return self.b.alu("fma", x, y, z)
+
+    def where(self, c: Value, x: Value, y: Value) -> Value:
+        return self.b.alu("where", c, x, y)
+
+    def shl(self, x: Value, count: int) -> Value:
+        return self.b.alu("shl", x, self.b.const(count, x.dtype), arg="inside")
+
+    def shr(self, x: Value, count: int) -> Value:
+        return self.b.alu("shr", x, self.b.const(count, x.dtype), arg="inside")
+
+    def poly(self, x: Value, coefficients: Sequence[float]) -> Value:
+        """Horner's rule, coefficients from the constant term up."""
+        total = self.num(coefficients[-1])
+        for c in reversed(coefficients[:-1]):
+            total = self.fma(total, x, self.num(c))
+        return total
+
+    def clamp(self, x: Value, bounds: tuple[float, float]) -> Value:
+        return self.alu("min", self.alu("max", x, self.num(bounds[0])), self.num(bounds[1]))
+
+    def power_of_two(self, k: Value) -> Value:
+        """2**k as a float for an integer k in the range of normal numbers."""
+        return self.b.bitcast(self.shl(self.add(k, self.int(self.form.bias)), self.form.mantissa), self.form.dtype)
+
+    def scale(self, x: Value, k: Value) -> Value:
+        """x * 2**k with one rounding, also into the denormals: the first of two steps is exact."""
+        whole = self.b.cast(k, self.form.integer)
+        half = self.shr(whole, 1)
+        return self.mul(self.mul(x, self.power_of_two(half)), self.power_of_two(self.sub(whole, half)))
+
+    def copy_sign(self, magnitude: Value, sign: Value) -> Value:
+        form = self.form
+        top = self.b.const(1 << (form.dtype.bits - 1), form.unsigned)
+        bits = self.alu("and", self.b.bitcast(sign, form.unsigned), top)
+        rest = self.alu("and", self.b.bitcast(magnitude, form.unsigned), self.b.const((1 << (form.dtype.bits - 1)) - 1, form.unsigned))
+        return self.b.bitcast(self.alu("or", bits, rest), form.dtype)
+
+    # --- exponentials ---
+
+    def exp(self, x: Value) -> Value:
+        form = self.form
+        x = self.clamp(x, form.exp_range)
+        k = self.alu("rint", self.mul(x, self.num(form.log2e[0])))
+        r = self.fma(k, self.num(-form.ln2[0]), x)
+        r = self.fma(k, self.num(-form.ln2[1]), r)
+        p = self.add(self.fma(self.mul(r, r), self.poly(r, form.exp_tail), r), self.num(1.0))
+        return self.scale(p, k)
+
+    def exp2(self, x: Value) -> Value:
+        x = self.clamp(x, self.form.exp2_range)
+        k = self.alu("rint", x)
+        return self.scale(self.poly(self.sub(x, k), self.form.exp2_poly), k)
+
+    # --- logarithms ---
+
+    def log_parts(self, x: Value) -> tuple[Value, Value]:
+        """(e, f) with x == 2**e * (1 + f) and 1 + f between sqrt(1/2) and sqrt(2), for positive finite x. e is a float."""
+        form = self.form
+        small = self.alu("lt", x, self.num(form.tiny))
+        x = self.where(small, self.mul(x, self.num(2.0**form.tiny_exponent)), x)
+        bits = self.sub(self.b.bitcast(x, form.integer), self.int(form.sqrt_half_bits))
+        e = self.shr(bits, form.mantissa)
+        e = self.where(small, self.sub(e, self.int(form.tiny_exponent)), e)
+        m = self.add(self.alu("and", bits, self.int((1 << form.mantissa) - 1)), self.int(form.sqrt_half_bits))
+        return self.b.cast(e, form.dtype), self.sub(self.b.bitcast(m, form.dtype), self.num(1.0))
+
+    def log_rest(self, f: Value) -> Value:
+        """log(1 + f) - f."""
+        half_square = self.mul(self.mul(f, f), self.num(0.5))
+        if self.form is _F32:
+            cube = self.mul(self.mul(f, f), f)
+            return self.sub(self.mul(cube, self.poly(f, _LOG_TAIL_F32)), half_square)
+        s = self.alu("div", f, self.add(f, self.num(2.0)))
+        z = self.mul(s, s)
+        return self.sub(self.mul(s, self.add(half_square, self.mul(z, self.poly(z, _ATANH_TAIL_F64)))), half_square)
+
+    def log_ends(self, x: Value, result: Value) -> Value:
+        """The result with the values for 0, negative numbers, infinity and NaN put in."""
+        result = self.where(self.alu("lt", x, self.num(float("inf"))), result, x)
+        result = self.where(self.alu("eq", x, self.num(0.0)), self.num(-float("inf")), result)
+        return self.where(self.alu("lt", x, self.num(0.0)), self.num(float("nan")), result)
+
+    def log(self, x: Value) -> Value:
+        e, f = self.log_parts(x)
+        high, low = self.form.ln2
+        rest = self.fma(e, self.num(low), self.log_rest(f))
+        return self.log_ends(x, self.add(self.mul(e, self.num(high)), self.add(f, rest)))
+
+    def log2(self, x: Value) -> Value:
+        e, f = self.log_parts(x)
+        high, low = self.form.log2e
+        product = self.mul(f, self.num(high))
+        rest = self.add(self.fma(f, self.num(high), self.alu("neg", product)), self.fma(f, self.num(low), self.mul(self.log_rest(f), self.num(high))))
+        total = self.add(e, product)
+        rest = self.add(self.add(self.sub(e, total), product), rest)
+        return self.log_ends(x, self.add(total, rest))
+
+    # --- circular functions ---
+
+    def sin_cos(self, x: Value, quarter_turns: int) -> Value:
+        """sin(x + quarter_turns * pi/2)."""
+        form, b = self.form, self.b
+        magnitude = self.alu("abs", x)
+        q, r = self.reduce_by_quarters(magnitude)
+        near = self.alu("lt", magnitude, self.num(0.7853981))
+        r = self.where(near, magnitude, r)
+        q = self.where(near, b.const(0, u32), q)
+        if quarter_turns:
+            q = self.add(q, b.const(quarter_turns, u32))
+        z = self.mul(r, r)
+        sine = self.fma(self.mul(r, z), self.poly(z, form.sin_tail), r)
+        half = self.mul(z, self.num(0.5))
+        one_less = self.sub(self.num(1.0), half)
+        lost = self.sub(self.sub(self.num(1.0), one_less), half)
+        cosine = self.add(one_less, self.fma(self.mul(z, z), self.poly(z, form.cos_tail), lost))
+        odd = self.alu("ne", self.alu("and", q, b.const(1, u32)), b.const(0, u32))
+        negative = self.alu("ne", self.alu("and", q, b.const(2, u32)), b.const(0, u32))
+        value = self.where(odd, cosine, sine)
+        value = self.where(negative, self.alu("neg", value), value)
+        if not quarter_turns:
+            value = self.where(self.alu("lt", x, self.num(0.0)), self.alu("neg", value), value)
+            value = self.where(self.alu("eq", x, self.num(0.0)), x, value)
+        return self.where(self.alu("lt", magnitude, self.num(float("inf"))), value, self.num(float("nan")))
+
+    def reduce_by_quarters(self, x: Value) -> tuple[Value, Value]:
+        """(q, r) with x == q * pi/2 + r, |r| <= pi/4, q modulo 4, for x >= pi/4: Payne and Hanek's method in fixed point.
+
+        x is m * 2**e with an integer m. Digits of 2/pi whose product with m * 2**e is a multiple of 4 do not matter; the window behind them is
+        multiplied by m, which gives x * 2/pi modulo 4 with its top two bits the quarter.
+        """
+        form, b = self.form, self.b
+        bits = b.bitcast(x, form.unsigned)
+        exponent = b.cast(self.shr(bits, form.mantissa), u32)
+        mantissa = self.alu("or", self.alu("and", bits, b.const((1 << form.mantissa) - 1, form.unsigned)), b.const(1 << form.mantissa, form.unsigned))
+        # the window starts with digit number exponent - bias - mantissa - 1; the table's zero words put digit 1 at position 64 (or, without the first, 32)
+        zeros = 1 if form is _F32 else 2
+        first = self.sub(exponent, b.const(form.bias + form.mantissa + 2 - 32 * zeros, u32))
+        shift = self.alu("and", first, b.const(31, u32))
+        word = self.shr(first, 5)
+        count = 4 if form is _F32 else 7
+        window = self.digits_of_two_over_pi(word, count, _TWO_OVER_PI[2 - zeros :], 5 if form is _F32 else 33)
+        p = [self.funnel(window[i], window[i + 1], shift) for i in range(count - 1)]
+        if form is _F32:
+            m = b.cast(mantissa, u64)
+            product = self.add(
+                self.shl(self.mul(m, b.cast(p[0], u64)), 32),
+                self.add(self.mul(m, b.cast(p[1], u64)), self.shr(self.mul(m, b.cast(p[2], u64)), 32)),
+            )
+            fine = None
+        else:
+            product, fine = self.wide_product(mantissa, p)
+        q = self.shr(self.add(product, b.const(1 << 61, u64)), 62)
+        fraction = b.bitcast(self.sub(product, self.shl(q, 62)), i64)
+        wide = _Math(b, _F64)
+        turn = b.cast(fraction, f64)
+        if fine is None:
+            return b.cast(q, u32), b.cast(wide.mul(turn, wide.num(_QUARTER)), f32)
+        rest = wide.add(
+            b.cast(self.sub(fraction, b.cast(turn, i64)), f64),
+            wide.mul(b.cast(fine, f64), wide.num(2.0**-64)),
+        )
+        head = wide.mul(turn, wide.num(_QUARTER))
+        error = wide.fma(turn, wide.num(_QUARTER), wide.alu("neg", head))
+        tail = wide.fma(rest, wide.num(_QUARTER), wide.fma(turn, wide.num(_QUARTER_LOW), error))
+        return b.cast(q, u32), wide.add(head, tail)
+
+    def digits_of_two_over_pi(self, word: Value, count: int, table: Sequence[int], choices: int) -> list[Value]:
+        """`count` words of the table from position `word` on, which lies below `choices`: a shifter of selects, one level a bit of the position."""
+        b = self.b
+        words = [b.const(w, u32) for w in table[: choices + count - 1]]
+        step = 1 << ((choices - 1).bit_length() - 1)
+        while step:
+            taken = self.alu("ne", self.alu("and", word, b.const(step, u32)), b.const(0, u32))
+            kept = min(len(words), count + step - 1)
+            words = [self.where(taken, words[min(i + step, len(words) - 1)], words[i]) for i in range(kept)]
+            step >>= 1
+        return words
+
+    def funnel(self, high: Value, low: Value, shift: Value) -> Value:
+        """The 32 bits that start `shift` (below 32) bits into high:low."""
+        b = self.b
+        below = b.alu("shr", self.shr(low, 1), b.alu("sub", b.const(31, u32), shift), arg="inside")
+        return self.alu("or", b.alu("shl", high, shift, arg="inside"), below)
+
+    def wide_product(self, m: Value, p: Sequence[Value]) -> tuple[Value, Value]:
+        """m (53 bits) times the 192-bit fraction p, modulo 1: its first 64 bits and the 64 bits after them."""
+        b = self.b
+        low_half = b.const(0xFFFFFFFF, u64)
+        m0, m1 = self.alu("and", m, low_half), self.shr(m, 32)
+        words = [b.cast(w, u64) for w in p]
+        # column c holds what has weight 2**(-32 * (c + 1)); a word product at p[i] spreads over columns i and i - 1, m1 moves it one further up
+        columns: list[list[Value]] = [[] for _ in range(len(p) + 1)]
+        for i, w in enumerate(words):
+            for up, part in ((0, m0), (1, m1)):
+                full = self.mul(w, part)
+                if i - up >= 0:
+                    columns[i - up].append(self.alu("and", full, low_half))
+                if i - up - 1 >= 0:
+                    columns[i - up - 1].append(self.shr(full, 32))
+        carry = b.const(0, u64)
+        done: list[Value] = []
+        for column in reversed(columns[: len(p)]):
+            total = carry
+            for entry in column:
+                total = self.add(total, entry)
+            done.append(self.alu("and", total, low_half))
+            carry = self.shr(total, 32)
+        done.reverse()
+        return self.alu("or", self.shl(done[0], 32), done[1]), self.alu("or", self.shl(done[2], 32), done[3])
+
+    # --- the others ---
+
+    def tanh(self, x: Value) -> Value:
+        magnitude = self.alu("abs", x)
+        z = self.mul(x, x)
+        near = self.fma(self.mul(magnitude, z), self.poly(z, self.form.tanh_tail), magnitude)
+        far = self.sub(self.num(1.0), self.alu("div", self.num(2.0), self.add(self.exp(self.add(magnitude, magnitude)), self.num(1.0))))
+        return self.copy_sign(self.where(self.alu("lt", magnitude, self.num(0.625)), near, far), x)
+
+    def pow32(self, x: Value, y: Value) -> Value:
+        """2**(y * log2|x|) in float64, whose 29 more bits make the float32 result right up to rare roundings."""
+        b = self.b
+        wide = _Math(b, _F64)
+        magnitude = b.cast(self.alu("abs", x), f64)
+        e, f = wide.log_parts(magnitude)
+        s = wide.alu("div", f, wide.add(f, wide.num(2.0)))
+        z = wide.mul(s, s)
+        logarithm = wide.fma(wide.mul(s, z), wide.poly(z, _ATANH_TAIL_SHORT), wide.add(s, s))
+        logarithm = wide.log_ends(magnitude, wide.fma(logarithm, wide.num(_F64.log2e[0]), e))
+        t = wide.clamp(wide.mul(b.cast(y, f64), logarithm), (-200.0, 200.0))
+        k = wide.alu("rint", t)
+        p = wide.mul(wide.poly(wide.sub(t, k), _EXP2_SHORT), wide.power_of_two(b.cast(k, i64)))
+        return self.pow_ends(x, y, b.cast(p, f32))
+
+    def pow64(self, x: Value, y: Value) -> Value:
+        """2**(y * log2|x|) with the logarithm as a sum of two float64."""
+        magnitude = self.alu("abs", x)
+        e, f = self.log_parts(magnitude)
+        d = self.add(f, self.num(2.0))
+        d_low = self.sub(f, self.sub(d, self.num(2.0)))
+        s = self.alu("div", f, d)
+        residue = self.fma(self.alu("neg", s), d, f)
+        s_low = self.alu("div", self.fma(self.alu("neg", s), d_low, residue), d)
+        z = self.mul(s, s)
+        tail = self.fma(self.mul(s, z), self.poly(z, _ATANH_TAIL_F64), self.add(s_low, s_low))
+        head = self.add(s, s)
+        natural = self.add(head, tail)
+        natural_low = self.add(self.sub(head, natural), tail)
+        high, low = self.form.log2e
+        product = self.mul(natural, self.num(high))
+        product_low = self.fma(natural, self.num(high), self.alu("neg", product))
+        product_low = self.add(product_low, self.fma(natural, self.num(low), self.mul(natural_low, self.num(high))))
+        total = self.add(e, product)
+        rest = self.add(self.add(self.sub(e, total), product), product_low)
+        total = self.log_ends(magnitude, total)
+        t = self.mul(y, total)
+        finite = self.alu("lt", self.alu("abs", t), self.num(1100.0))
+        t_low = self.where(finite, self.fma(y, rest, self.fma(y, total, self.alu("neg", t))), self.num(0.0))
+        t = self.clamp(t, self.form.exp2_range)
+        k = self.alu("rint", t)
+        p = self.poly(self.add(self.sub(t, k), t_low), self.form.exp2_poly)
+        return self.pow_ends(x, y, self.scale(p, k))
+
+    def pow_ends(self, x: Value, y: Value, magnitude: Value) -> Value:
+        """Sign, and the special cases of C's pow."""
+        one, zero = self.num(1.0), self.num(0.0)
+        whole = self.alu("eq", self.alu("trunc", y), y)
+        half = self.mul(y, self.num(0.5))
+        odd = self.alu("and", whole, self.alu("ne", self.alu("trunc", half), half))
+        below = self.alu("ne", self.alu("and", self.b.bitcast(x, self.form.unsigned), self.b.const(1 << (self.form.dtype.bits - 1), self.form.unsigned)),
+                         self.b.const(0, self.form.unsigned))  # fmt: skip
+        result = self.where(self.alu("and", odd, below), self.alu("neg", magnitude), magnitude)
+        unreal = self.alu("and", self.alu("lt", x, zero), self.alu("and", self.alu("lt", self.num(-float("inf")), x), self.alu("ne", self.alu("trunc", y), y)))
+        result = self.where(unreal, self.num(float("nan")), result)
+        unit = self.alu("and", self.alu("eq", self.alu("abs", x), one), self.alu("eq", self.alu("abs", y), self.num(float("inf"))))
+        result = self.where(unit, one, result)
+        return self.where(self.alu("or", self.alu("eq", x, one), self.alu("eq", y, zero)), one, result)
+
+    def fmod(self, x: Value, y: Value) -> Value:
+        """Remainder of the division cut towards zero, with the sign of x: long division of the mantissas, exact."""
+        form, b = self.form, self.b
+        u = form.unsigned
+        ax, ay = self.alu("abs", x), self.alu("abs", y)
+        ex, mx = self.integer_parts(ax)
+        ey, my = self.integer_parts(ay)
+        chunk = 8 if form is _F32 else 11
+        """Bits a round: the remainder, below 2**(mantissa + 1), stays inside the integer type when shifted by them."""
+        rounds = -(-(2 * form.bias + form.mantissa) // chunk)
+        zero = b.const(0, u)
+        divisor = self.where(self.alu("eq", my, zero), b.const(1, u), my)
+        left = self.alu("max", self.sub(ex, ey), self.int(0))
+        lanes = max(mx.lanes, my.lanes)
+        start = b.alu("mod", b.splat(mx, lanes), b.splat(divisor, lanes))
+        with b.loop(b.const(rounds, i32), [start, b.splat(left, lanes)]) as loop:
+            remainder, remaining = loop.phis
+            step = self.alu("min", remaining, self.int(chunk))
+            moved = b.alu("shl", remainder, b.bitcast(step, u), arg="inside")
+            loop.yields = [b.alu("mod", moved, b.splat(divisor, lanes)), self.sub(remaining, step)]
+        remainder = loop.results[0]
+        # remainder * 2**(ey - bias - mantissa): two exact steps, because the true remainder is a float
+        scaled = self.scale(b.cast(b.bitcast(remainder, form.integer), form.dtype), self.sub(ey, self.int(form.bias + form.mantissa)))
+        result = self.where(self.alu("lt", ax, ay), ax, scaled)
+        invalid = self.alu("or", self.alu("eq", ay, self.num(0.0)), self.alu("or", self.alu("ne", y, y), self.alu("not", self.alu("lt", ax, self.num(float("inf"))))))
+        return self.where(invalid, self.num(float("nan")), self.copy_sign(result, x))
+
+    def integer_parts(self, x: Value) -> tuple[Value, Value]:
+        """(e, m) with x == m * 2**(e - bias - mantissa) for finite x >= 0; e is at least 1, as for denormals."""
+        form, b = self.form, self.b
+        bits = b.bitcast(x, form.integer)
+        e = self.shr(bits, form.mantissa)
+        fraction = self.alu("and", bits, self.int((1 << form.mantissa) - 1))
+        normal = self.alu("ne", e, self.int(0))
+        m = self.where(normal, self.alu("or", fraction, self.int(1 << form.mantissa)), fraction)
+        return self.alu("max", e, self.int(1)), b.bitcast(m, form.unsigned)
+
+
+def _integer_pow(b: Builder, base: Value, exponent: Value) -> Value:
+    """base ** exponent modulo 2**bits by squaring. A negative exponent gives the whole part of the true result: 0, or 1 or -1 for those bases."""
+    dtype = base.dtype
+    lanes = max(base.lanes, exponent.lanes)
+    base, exponent = b.splat(base, lanes), b.splat(exponent, lanes)
+    one, zero = b.const(1, dtype), b.const(0, dtype)
+    with b.loop(b.const(dtype.bits, i32), [b.splat(one, lanes), base, exponent]) as loop:
+        result, power, rest = loop.phis
+        odd = b.alu("ne", b.alu("and", rest, one), zero)
+        loop.yields = [
+            b.alu("where", odd, b.alu("mul", result, power), result),
+            b.alu("mul", power, power),
+            b.alu("shr", rest, one, arg="inside"),
+        ]
+    result = loop.results[0]
+    if dtype.kind == "uint":
+        return result
+    minus_one = b.const(-1, dtype)
+    unit = b.alu("or", b.alu("eq", base, one), b.alu("eq", base, minus_one))
+    sign = b.alu("where", b.alu("and", b.alu("eq", base, minus_one), b.alu("ne", b.alu("and", exponent, one), zero)), minus_one, one)
+    fraction = b.alu("where", unit, sign, zero)
+    return b.alu("where", b.alu("lt", exponent, zero), fraction, result)
