@@ -64,6 +64,7 @@ class Machine:
         self.gpus: list[Any] = []
         for entry in profile["functions"]:
             self._build(entry)
+        self.clock.sleep(profile["host"]["firmware_time"])
 
     @classmethod
     def from_profile(cls, name_or_path: str | Path, *, state_dir: Path | None = None, seed: int = 0, faults: FaultPlan | None = None, strict: bool = False) -> Machine:

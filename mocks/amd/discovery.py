@@ -6,6 +6,7 @@ import struct
 from typing import Any
 
 from drivers.amd.layouts import discovery as layout
+from mocks.faults import FaultPlan
 
 IP_TABLE_AT = 0x40
 DIE_HEADER_AT = IP_TABLE_AT + 80
@@ -37,6 +38,18 @@ def build_image(profile: dict[str, Any]) -> bytes:
     image[: len(header)] = header
     struct.pack_into("<H", image, 8, checksum(image[layout.CHECKSUM_FROM :]))
     return bytes(image)
+
+
+def damaged(image: bytes, faults: FaultPlan) -> bytes:
+    """The image with what a fault plan does to it."""
+    result = bytearray(image)
+    if faults.active("discovery-magic"):
+        result[0:4] = b"\xde\xad\xbe\xef"
+    if faults.active("discovery-checksum"):
+        result[DIE_HEADER_AT + 8] ^= 0x10
+    if faults.active("discovery-size"):
+        struct.pack_into("<H", result, 10, 0xFFF0)
+    return bytes(result)
 
 
 def checksum(data: bytes | bytearray) -> int:

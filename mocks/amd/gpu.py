@@ -15,8 +15,10 @@ from hw.errors import NotModelled
 from hw.mmio import LocalMmio
 from hw.regs import RegisterTable
 from mocks.amd.block import Block, Reg
-from mocks.amd.discovery import build_image
-from mocks.amd.vram import Vram
+from mocks.amd.discovery import build_image, damaged
+from mocks.amd.hub import VmFault
+from mocks.amd.vram import Unreachable, Vram
+from mocks.clock import Engine
 
 if TYPE_CHECKING:
     from mocks.machine import Machine
@@ -45,6 +47,8 @@ class Gpu:
         self.domains_on: set[str] = set()
         self.dropped_writes: list[tuple[str, int]] = []
         """writes to registers without power: (name, value)"""
+        self.busy_seconds = {"gfx": 0.0, "memory": 0.0}
+        """how long engines have worked, by unit (simulated s)"""
         self._reads: dict[int, Handler] = {}
         self._writes: dict[int, Callable[[int], None]] = {}
         self._declared: dict[int, Reg] = {}
@@ -68,6 +72,9 @@ class Gpu:
                 self.blocks[block.key] = block
         for block in self.blocks.values():
             block.attach()
+        self._resetting = False
+        self.resets = 0
+        function.on_bus_reset.append(self.bus_reset)
         self.power_on()
 
     # --- registers ---
@@ -209,10 +216,83 @@ class Gpu:
         """The memory hub "gfx" or "mm"."""
         return self.blocks[f"hub.{name}"]
 
-    # --- power ---
+    # --- firmware engines: memory by MC address ---
+
+    def mc_read(self, address: int, size: int) -> bytes:
+        """Memory as PSP, SMU and IH see it: through the multimedia hub, VMID 0. Raises Unreachable."""
+        offset = address - self.mc_base
+        if 0 <= offset < self.vram_size:
+            self.hdp.note_device_read(offset, size)
+        try:
+            return self.hub("mm").read(0, address, size, fetch=True)  # type: ignore[no-any-return]
+        except VmFault as fault:
+            raise Unreachable(str(fault)) from fault
+
+    def mc_write(self, address: int, data: bytes) -> None:
+        """The same for writes. Raises Unreachable."""
+        try:
+            self.hub("mm").write(0, address, data, fetch=True)
+        except VmFault as fault:
+            raise Unreachable(str(fault)) from fault
+
+    # --- power and reset ---
 
     def power_on(self) -> None:
-        """Power or reset has just ended: the boot firmware posts the card."""
-        self.vram.write(self.vram_size - OFFSET_FROM_END, build_image(self.profile["discovery"]))
+        """Power has come: every block at its reset values, the boot firmware at work."""
+        self.scheduler.spawn("boot firmware", self._post_later(self.profile["psp"]["post_time"]))
         for block in self.blocks.values():
             block.power_on()
+
+    def _post_later(self, seconds: float) -> Engine:
+        yield seconds
+        self._post()
+
+    def _post(self) -> None:
+        """The boot firmware has trained the memory, described the card and started the boot loader."""
+        self.vram.write(self.vram_size - OFFSET_FROM_END, damaged(build_image(self.profile["discovery"]), self.faults))
+        if not self.faults.active("memsize-zero"):
+            self.reg("EARLY", "RCC_CONFIG_MEMSIZE").value = self.profile["memory"]["memsize_mib"]
+        self.psp.post()
+
+    def mode1_reset(self) -> None:
+        """Reset of the whole chip: a moment later nothing answers, then everything is as after power-on, memory scrambled."""
+        if not self._resetting:
+            self._resetting = True
+            self.scheduler.spawn("mode-1 reset", self._reset_sequence())
+
+    def _reset_sequence(self) -> Engine:
+        times = self.profile["timings"]
+        yield times["reset_start"]
+        self.function.in_reset = True
+        self._to_reset_values()
+        yield times["reset_dark"] - times["reset_start"]
+        self.function.in_reset = False
+        self._resetting = False
+        for block in self.blocks.values():
+            block.power_on()
+        yield times["reset_ready"] - times["reset_dark"]
+        self._post()
+
+    def bus_reset(self) -> None:
+        """Hot reset from the bus: as power-on."""
+        self._to_reset_values()
+        self.function.in_reset = False
+        self.power_on()
+
+    def _to_reset_values(self) -> None:
+        self.resets += 1
+        for block in self.blocks.values():
+            block.reset()
+        self.domains_on.clear()
+        self.vram_chips.scramble()
+
+    # --- what a fault plan or a power model needs to know ---
+
+    def reach(self, place: str) -> None:
+        """The boot got to a place: "psp-bootloader", "sos", "ring", "smu", "autoload". Planned bus losses happen here."""
+        if self.faults.argument("all-ones-stage") == place:
+            self.function.link_up = False
+
+    def note_busy(self, unit: str, seconds: float) -> None:
+        """An engine worked for this long (simulated s). unit: "gfx" or "memory"."""
+        self.busy_seconds[unit] += seconds

@@ -36,13 +36,6 @@ class Nbio(Block):
         gpu.function.slots[0].model = MemoryBar(gpu)
         gpu.function.slots[5].model = RegisterBar(gpu)
 
-    def reset(self) -> None:
-        super().reset()
-        self.reg("EARLY", "RCC_CONFIG_MEMSIZE").value = self.profile["memory"]["memsize_mib"]
-
-    def power_on(self) -> None:
-        self.reg("EARLY", "RCC_CONFIG_MEMSIZE").value = self.profile["memory"]["memsize_mib"]
-
     # --- windows ---
 
     def _mm_address(self) -> int:

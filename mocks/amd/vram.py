@@ -32,6 +32,10 @@ def _noise_file(seed: int) -> int:
     return fd
 
 
+class Unreachable(Exception):
+    """An address that leads a firmware engine nowhere."""
+
+
 class Vram:
     """The memory chips."""
 
