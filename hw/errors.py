@@ -417,6 +417,14 @@ class BadFree(TghwError):
     default_remedy = "this is a mistake in the program: free each allocation once, by the address that alloc() returned"
 
 
+class WrongPhase(TghwError):
+    """Boot memory was asked for on a running GPU, or general memory on one that is not booted. Nothing was changed."""
+
+    code = "memory-phase"
+    default_means = "boot memory has a fixed layout that later runs rely on; general memory is usable only while the GPU runs"
+    default_remedy = "this is a mistake in the program: allocate buffers after boot() and before finish()"
+
+
 class MappingError(TghwError):
     """A page-table request that cannot be carried out; nothing was changed."""
 

@@ -47,6 +47,7 @@ from hw.errors import (
     UnknownHardware,
     UsageError,
     WaitTimeout,
+    WrongPhase,
 )
 from hw.mmio import ALL_ONES_32, Mmio
 from hw.pci.device import COMMAND, COMMAND_BUS_MASTER, COMMAND_MEMORY, PciDevice
@@ -176,6 +177,7 @@ class AmdDevice:
         """Give the PCI function back. The GPU itself stays as it is: finish() before, or the next start needs a reset."""
         self.booted = False
         self.pci.close()
+        self._forget_memory()
 
     def reset(self) -> None:
         """Mode-1 reset on demand: the whole chip back to its power-on state. The GPU has to be booted again."""
@@ -244,7 +246,9 @@ class AmdDevice:
         return self.vram.view(paddr, size)
 
     def boot_alloc(self, size: int, align: int = bootmem.PAGE, zero: bool = True) -> int:
-        """VRAM offset of a piece of boot memory. Raises OutOfMemory."""
+        """VRAM offset of a piece of boot memory, while booting. Raises OutOfMemory, WrongPhase."""
+        if self.booted:
+            raise WrongPhase(f"boot memory of {size:#x} bytes was asked for", read="the GPU is booted")
         place = self._boot_range.alloc(size, align)
         if zero:
             self.vram.fill(place, size)
@@ -432,9 +436,15 @@ class AmdDevice:
         assert self.firmware is not None
         return self.firmware.mec_start
 
-    def _prepare_memory(self) -> None:
-        from drivers.amd.memory import MemoryManager
+    def _forget_memory(self) -> None:
+        """Give back addresses and host memory of buffers that nobody can use any more."""
+        if hasattr(self, "memory"):
+            self.memory.close()
 
+    def _prepare_memory(self) -> None:
+        from drivers.amd.memory import MemoryManager  # brings numpy, which looking at a card does not need
+
+        self._forget_memory()
         self._boot_range = Tlsf(bootmem.BOOT_SIZE, granule=bootmem.PAGE, name="boot memory")
         self.boot_memory = bootmem.lay_out(self._boot_range)
         self.vram.fill(self.boot_memory.root_table, bootmem.PAGE)
