@@ -27,7 +27,8 @@ NOP = _S["NOP"].word(0)
 
 ALL_ONES = 0xFFFFFFFF
 INDIRECT_ALIGN = 8
-"""dwords: an indirect buffer is a multiple of this long, and the packet that calls it ends on a multiple of it"""
+INDIRECT_BYTES = 4 * INDIRECT_ALIGN
+""" an indirect buffer is a multiple of this long, and the packet that calls it ends on a multiple of it"""
 
 
 class SdmaPacketError(TghwError):

@@ -154,7 +154,7 @@ class Queue(ABC):
         if self.device is None:
             raise TypeError("submit() of a queue without a device")
         if self._symbols:
-            self._patch(values)
+            self.patch(values)
         self.device.submit_words(self, self._call if self._memory is not None else self.data())
         return self
 
@@ -173,7 +173,13 @@ class Queue(ABC):
             self._memory = None
             self._call = b""
 
-    def _patch(self, values: Mapping[str, int]) -> None:
+    @property
+    def call(self) -> tuple[int, ...]:
+        """The short packet that runs a bound queue."""
+        return struct.unpack(f"<{len(self._call) // 4}I", self._call)
+
+    def patch(self, values: Mapping[str, int]) -> None:
+        """Fill the symbolic words and external values that changed. Raises UnboundSymbol before anything is changed."""
         now = [evaluate(expression, values) for expression in self._symbols]
         for (word, symbol) in self._places:
             if not 0 <= now[symbol] < 1 << 32:

@@ -34,6 +34,8 @@ class QueueDevice(ABC):
         self.failure: TghwError | None = None
         """why the device cannot be used any more, if so"""
         self._serviced = 0.0
+        self._looked = Point(0, 0)
+        """up to where finished work was searched for faults"""
 
     # --- hooks --------------------------------------------------------------------------------------------------------
 
@@ -58,12 +60,19 @@ class QueueDevice(ABC):
             self._wait(signal, value, self.timeout)
 
     def wait_point(self, point: Point, timeout: float | None = None) -> None:
-        """Wait for the work up to a point. timeout: seconds of the device's clock without progress (default: self.timeout). Raises GpuFault, GpuHang."""
+        """Wait for the work up to a point. timeout: seconds of the device's clock without progress (default: self.timeout).
+
+        Raises GpuFault, GpuHang. A fault of work that ended all the same is found here too.
+        """
         if self.failure is not None:
             raise self.failure
-        if not self.timeline.reached(point):
-            self._wait(self.timeline.signal, point.value, self.timeout if timeout is None else timeout)
-        self._look_for_faults()
+        timeline = self.timeline
+        if not timeline.reached(point):
+            self._wait(timeline.signal, point.value, self.timeout if timeout is None else timeout)
+        looked = self._looked
+        if point.value > looked.value or timeline.lap != looked.lap:
+            self._looked = Point(timeline.lap, timeline.signal.value)
+            self._look_for_faults()
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Wait until everything submitted is done. Raises GpuFault, GpuHang, or the error that made the device unusable."""
@@ -78,9 +87,7 @@ class QueueDevice(ABC):
             self._recover()
             raise
         except WaitTimeout as timeout:
-            hang = self._hang(timeout)
-            self._recover()
-            raise hang from timeout
+            raise self.hung(timeout) from timeout
         except TghwError as error:
             self.failure = error
             raise
@@ -98,11 +105,14 @@ class QueueDevice(ABC):
             self._recover()
             raise
 
-    def _hang(self, timeout: WaitTimeout) -> GpuHang:
+    def hung(self, timeout: WaitTimeout) -> GpuHang:
+        """The error for work that makes no progress, after the queues were reset. A fault that explains it takes its place (raised)."""
+        self._look_for_faults()
         try:
             state = self.queue_state()
         except TghwError as error:
             state = f"the state of the queues could not be read: {error}"
+        self._recover()
         return GpuHang(f"submitted work made no progress for {timeout.waited:.3g} s", read=f"{timeout.read}; {state}")
 
     def _recover(self) -> None:

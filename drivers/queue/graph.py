@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from drivers.queue.builder import Queue
 from drivers.queue.memory import Slice
 from drivers.queue.timeline import Point
 from hw.errors import UsageError
@@ -30,14 +29,13 @@ class ArgumentBlock:
         self.size = size
 
 
-class GraphReplay:
-    """Replays a bound queue. Its words stay as they are; only arguments that changed are stored.
+class GraphArguments:
+    """The arguments of a graph in device memory. Between replays only those that changed are stored.
 
     wait: waits for a point of the timeline. Changing arguments waits for the previous run, which may still read them.
     """
 
-    def __init__(self, queue: Queue, memory: Slice, blocks: list[ArgumentBlock], wait: Callable[[Point], None]) -> None:
-        self.queue = queue
+    def __init__(self, memory: Slice, blocks: list[ArgumentBlock], wait: Callable[[Point], None]) -> None:
         self._write = memory.view.write64
         self._blocks = blocks
         self._offsets: dict[tuple[int, int], int] = {}

@@ -11,7 +11,7 @@ WRAP_AT = 1 << 31
 """values stay far below 2^32, because devices compare 32 bits"""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Point:
     """A place on a timeline, kept valid across its wrap-around by the lap it belongs to."""
 
