@@ -23,7 +23,7 @@ MESSAGE_WITHIN = 10.0
 ALIVE_WITHIN = 0.1
 LIMIT_WITHIN = 0.02
 """limit for setting a clock, which need not succeed"""
-TYPICAL_MESSAGE = 100e-6
+TYPICAL_MESSAGE = 150e-6
 TYPICAL = {"EnableAllSmuFeatures": 40e-3, "TransferTableSmu2Dram": 0.5e-3}
 """seconds that a message usually takes, where it is not TYPICAL_MESSAGE"""
 BUSY_PAUSE = 1e-3

@@ -36,6 +36,17 @@ class Nbio(Block):
         gpu.function.slots[0].model = MemoryBar(gpu)
         gpu.function.slots[5].model = RegisterBar(gpu)
 
+    @on_write("NBIO", "BIF_BX0_BIF_DOORBELL_INT_CNTL")
+    def doorbell_interrupts(self, value: int, reg: Reg) -> None:
+        """Status bits are set by the hardware alone; writing a clear bit takes its status back and does not stay."""
+        written = reg.fields_of(value)
+        reg.value = value
+        for name, number in reg.fields_of(reg.old).items():
+            source, _, kind = name.rpartition("_")
+            if kind == "status":
+                reg.set_field(name, number & ~written[f"{source}_clear"] & 1)
+                reg.set_field(f"{source}_clear", 0)
+
     # --- windows ---
 
     def _mm_address(self) -> int:
