@@ -8,6 +8,7 @@ extra on local windows. Out of bounds or unaligned accesses raise before the bus
 from __future__ import annotations
 
 import mmap
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -202,28 +203,30 @@ class LocalMmio(Mmio):
     """A window in this process's address space: a mapped BAR, or plain memory that a device also sees.
 
     Uses volatile pointers, so that one call is one access of that width. `owner` is kept alive with the window (an mmap, a
-    bytearray); its memory must not move or be unmapped while the window is in use.
+    bytearray); its memory must not move or be unmapped while the window is in use. A revocable window can be taken back by
+    whoever made it: it and its views then refuse every access.
     """
 
     cost: Cost = "local"
 
-    def __init__(self, address: int, size: int, owner: object = None, name: str = "window") -> None:
+    def __init__(self, address: int, size: int, owner: object = None, name: str = "window", *, revocable: bool = False) -> None:
         ffi = _get_ffi()
         self.address = address
         self.size = size
         self.name = name
         self._owner = owner
+        self._family: weakref.WeakSet[LocalMmio] | None = weakref.WeakSet([self]) if revocable else None
         self._p8 = ffi.cast("volatile uint8_t *", address)
         self._p32 = ffi.cast("volatile uint32_t *", address)
         self._p64 = ffi.cast("volatile uint64_t *", address)
         self._raw = ffi.buffer(ffi.cast("char *", address), size)
 
     @classmethod
-    def over(cls, memory: Any, name: str = "window") -> LocalMmio:
+    def over(cls, memory: Any, name: str = "window", *, revocable: bool = False) -> LocalMmio:
         """A window over a writable buffer object (mmap, bytearray, numpy array)."""
         ffi = _get_ffi()
         handle = ffi.from_buffer(memory, require_writable=True)
-        return cls(int(ffi.cast("uintptr_t", handle)), len(handle), owner=(memory, handle), name=name)
+        return cls(int(ffi.cast("uintptr_t", handle)), len(handle), owner=(memory, handle), name=name, revocable=revocable)
 
     @classmethod
     def anonymous(cls, size: int, name: str = "memory") -> LocalMmio:
@@ -271,7 +274,25 @@ class LocalMmio(Mmio):
     def view(self, offset: int = 0, size: int | None = None) -> LocalMmio:
         length = self.size - offset if size is None else size
         self.check(offset, length)
-        return LocalMmio(self.address + offset, length, owner=self._owner, name=self.name)
+        view = LocalMmio(self.address + offset, length, owner=self._owner, name=self.name)
+        if self._family is not None:
+            view._family = self._family
+            self._family.add(view)
+        return view
+
+    def revoke(self) -> None:
+        """Make this revocable window and all its views refuse every access from now on, and let go of their memory.
+
+        Memoryviews taken from `memory` do not know of it: only windows that nobody took one from may be revoked.
+        """
+        if self._family is None:
+            raise TypeError(f"{self.name} is not revocable")
+        for window in list(self._family):
+            window.size = 0
+            window.name = f"{window.name} (closed)"
+            window._raw = b""
+            window._owner = None
+        self._family.clear()
 
     @property
     def memory(self) -> memoryview:

@@ -6,9 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Self
 
 from hw.clock import HOST_CLOCK, Clock
-from hw.errors import BarUnassigned, BusLost, NotSupported
+from hw.errors import BarUnassigned, BusLost, BusMasterRefused, NotSupported
 from hw.mmio import Mmio
 
 DMA_PAGE = 4096
@@ -169,8 +170,12 @@ class PciDevice(ABC):
         raise NotSupported(f"bus reset of {self.address} over {self.transport}")
 
     def set_bus_master(self, on: bool) -> None:
-        """Allow or forbid the device to start accesses (DMA, interrupts) of its own."""
-        self.config.update16(COMMAND, clear=0 if on else COMMAND_BUS_MASTER, set=COMMAND_BUS_MASTER if on else 0)
+        """Allow or forbid the device to start accesses (DMA, interrupts) of its own. Raises BusLost, BusMasterRefused when it does not stick."""
+        seen = self.config.update16(COMMAND, clear=0 if on else COMMAND_BUS_MASTER, set=COMMAND_BUS_MASTER if on else 0)
+        if seen == 0xFFFF:
+            raise BusLost(f"switching bus mastering of {self.address} {'on' if on else 'off'}", read=f"command {seen:#06x}")
+        if bool(seen & COMMAND_BUS_MASTER) != on:
+            raise BusMasterRefused(f"bus mastering of {self.address} stays {'off' if on else 'on'}", read=f"command {seen:#06x}")
 
     def set_memory_space(self, on: bool) -> None:
         """Let the device answer to its memory BARs, or not."""
@@ -183,7 +188,7 @@ class PciDevice(ABC):
     def close(self) -> None:
         """Unmap, stop bus mastering, release the lock. Closing twice is allowed."""
 
-    def __enter__(self) -> PciDevice:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
