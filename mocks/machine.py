@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
 
-from hw.errors import DeviceBusy, NothingFound, ProfileError
+from hw.errors import BusLost, DeviceBusy, NothingFound, ProfileError
+from hw.lock import acquire
+from hw.pci.device import COMMAND, COMMAND_MEMORY
 from mocks.clock import Scheduler, SimClock
 from mocks.faults import FaultPlan
 from mocks.memory import HostRam
-from mocks.pci import BarSlot, BusCosts, Lease, MockFunction, MockPciDevice, build_bridge, build_config
+from mocks.pci import BRIDGE_BUSES, BarSlot, BusCosts, Lease, MockFunction, MockPciDevice, build_bridge, build_config
 
 PROFILES = Path(__file__).parent / "profiles"
 MIB = 1 << 20
@@ -38,11 +41,26 @@ def load_profile(name_or_path: str | Path) -> dict[str, Any]:
     return own if base is None else _merge(load_profile(base), own)
 
 
-def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    result = copy.deepcopy(base)
-    for key, value in over.items():
-        result[key] = _merge(result[key], value) if isinstance(value, dict) and isinstance(result.get(key), dict) else value
-    return result
+def _merge(base: Any, over: Any) -> Any:
+    """A profile on top of another: tables merge key by key; lists of tables entry by entry, matched by what names the entry; the rest replaces."""
+    if isinstance(base, dict) and isinstance(over, dict):
+        result = copy.deepcopy(base)
+        for key, value in over.items():
+            result[key] = _merge(result[key], value) if key in result else value
+        return result
+    if isinstance(base, list) and isinstance(over, list) and all(isinstance(entry, dict) for entry in (*base, *over)):
+        merged = {_name_of(entry): copy.deepcopy(entry) for entry in base}
+        for entry in over:
+            merged[_name_of(entry)] = _merge(merged.get(_name_of(entry), {}), entry)
+        return list(merged.values())
+    return copy.deepcopy(over)
+
+
+def _name_of(entry: dict[str, Any]) -> tuple[Any, ...]:
+    """What tells the entries of a list apart: an IP by id and instance, a BAR by index, a capability by offset, a function by address."""
+    if "hw_id" in entry:
+        return (entry["hw_id"], entry["instance"])
+    return next((entry[key],) for key in ("index", "offset", "address") if key in entry)
 
 
 class Machine:
@@ -54,7 +72,10 @@ class Machine:
         self.state_dir = state_dir
         self.seed = seed
         self.strict = strict
-        self.faults = faults or FaultPlan()
+        self.faults = FaultPlan.parse(profile.get("faults", ""))
+        """the profile's own and those asked for"""
+        for name in faults or ():
+            self.faults.add(name, faults.argument(name) or "")  # type: ignore[union-attr]
         self.clock = SimClock()
         self.scheduler = Scheduler(self.clock, seed)
         self.ram = HostRam(profile["host"]["ram_mib"] * MIB, seed)
@@ -62,8 +83,16 @@ class Machine:
         self._functions: dict[str, MockFunction] = {}
         self._open: dict[str, MockPciDevice] = {}
         self.gpus: list[Any] = []
+        lost_at = self.faults.argument("all-ones-at")
+        self.watch_bus = lost_at is not None
+        """accesses are counted for a planned fault"""
+        self._lost_at = int(lost_at or 1)
+        self._accesses = 0
         for entry in profile["functions"]:
             self._build(entry)
+        if self.faults.active("dead-bus"):
+            for gpu in self.gpus:
+                gpu.function.link_up = False
         self.clock.sleep(profile["host"]["firmware_time"])
 
     @classmethod
@@ -76,19 +105,37 @@ class Machine:
         for bar in entry.get("bars", []):
             sizes = tuple(each * MIB for each in bar.get("sizes_mib", []))
             slots.append(BarSlot(bar["index"], bar["size"], bar["flags"], sizes=sizes, control=bar.get("control", 0)))
-        if entry.get("role") == "bridge":
-            config = build_bridge(entry, self.profile["host"]["windows"])
-        else:
-            config = build_config(entry)
-        function = MockFunction(self, entry["address"], config, slots, entry.get("role", ""))
+        role = entry.get("role", "")
+        config = build_bridge(entry, self.profile["host"]["windows"]) if role == "bridge" else build_config(entry)
+        function = MockFunction(self, entry["address"], config, slots, role, self._bridge_above(entry["address"]))
         self._functions[function.address] = function
-        for bar, slot in zip(entry.get("bars", []), slots, strict=True):
-            if bar.get("address"):
-                function.assign(slot, bar["address"])
-        if entry.get("role") == "gpu":
+        if role == "gpu":
             from mocks.amd.gpu import Gpu
 
             self.gpus.append(Gpu(self, function, self.profile["gpu"]))
+            if self.faults.active("memory-off"):
+                function.config.forbid(COMMAND, COMMAND_MEMORY)
+            if self.faults.active("bars-unassigned"):
+                return
+        for bar, slot in zip(entry.get("bars", []), slots, strict=True):
+            if bar.get("address"):
+                function.assign(slot, bar["address"])
+
+    def _bridge_above(self, address: str) -> MockFunction | None:
+        bus = int(address.split(":")[1], 16)
+        return next((each for each in self._functions.values() if each.role == "bridge" and each.config.get(BRIDGE_BUSES + 1, 1) == bus), None)
+
+    def paths_changed(self) -> None:
+        """Something on the way to a device changed: configuration, link, reset."""
+        for function in self._functions.values():
+            function.update_paths()
+
+    def count_access(self, function: MockFunction) -> None:
+        """One more access to a BAR of a GPU, for the fault that takes it off the bus at the n-th."""
+        if function.role == "gpu":
+            self._accesses += 1
+            if self._accesses == self._lost_at:
+                function.link_up = False
 
     # --- what software sees ---
 
@@ -104,28 +151,33 @@ class Machine:
         return found
 
     def open(self, address: str) -> MockPciDevice:
-        """Take a function, as a driver does. Raises DeviceBusy, NothingFound."""
+        """Take a function, as a driver does: lock, look whether it is there, enable memory decoding.
+
+        Processes that share a state directory exclude each other. Raises DeviceBusy, NothingFound, BusLost.
+        """
         function = self.function(address)
         if address in self._open:
-            raise DeviceBusy(f"opening {address} of machine {self.name}", read="held by this process")
+            raise DeviceBusy(f"{address} of machine {self.name} is open already", read=f"held by this process ({os.getpid()})")
+        held = acquire(f"mock:{self.name}:{address}", self.state_dir) if self.state_dir is not None else None
 
         def release() -> None:
             self._open.pop(address, None)
+            if held is not None:
+                held.release()
 
         device = MockPciDevice(self, function, Lease(release))
         self._open[address] = device
+        try:
+            function.identity()
+        except BusLost:
+            release()
+            raise
         device.set_memory_space(True)
         return device
 
     def export_config(self, address: str) -> bytes:
         """The configuration space as `lspci -F` and hexdump readers take it: 4096 bytes."""
         return bytes(self.function(address).config.data)
-
-    def config_answers(self, function: MockFunction) -> bool:
-        return True
-
-    def bus_answers(self, function: MockFunction) -> bool:
-        return True
 
     def window_of(self, slot: BarSlot) -> tuple[int, int]:
         """(base, size) of the bridge window that this BAR lies in."""
@@ -136,6 +188,8 @@ class Machine:
 
     def place_bar(self, function: MockFunction, slot: BarSlot, size: int) -> int | None:
         """An address for a BAR of this size in its bridge's window, clear of the other BARs; None when there is no room."""
+        if self.faults.active("resize-refused"):
+            return None
         base, room = self.window_of(slot)
         taken = sorted((other.address, other.size) for each in self.functions() for other in each.slots.values() if other is not slot and other.address)
         candidate = -(-base // size) * size
@@ -145,7 +199,10 @@ class Machine:
         return candidate if candidate + size <= base + room else None
 
     def save(self) -> None:
-        """Write lasting state. A GPU's boot state ends with the process: switching the simulation off is a power cycle."""
+        """Write lasting state to the state directory.
+
+        There is none yet: what a GPU was booted to ends with the process, as switching the computer off would end it.
+        """
 
     def close(self) -> None:
         """Close what is open and keep lasting state."""

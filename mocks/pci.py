@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hw.errors import BusLost, MemoryDisabled, NotModelled, NotSupported, OutOfWindow, ResizeRefused
 from hw.mmio import ALL_ONES_32, ALL_ONES_64, BytesLike, Cost, Mmio
-from hw.pci.device import Bar, ConfigSpace, DmaMemory, Irq, PciDevice
+from hw.pci.device import Bar, ConfigSpace, DmaMemory, Irq, PciDevice, PciId
 
 if TYPE_CHECKING:
     from mocks.machine import Machine
@@ -89,6 +89,12 @@ class ConfigModel:
             kept = old & ~(new & self.clearable[at])
             self.data[at] = kept & ~self.writable[at] & 0xFF | new & self.writable[at]
 
+    def forbid(self, offset: int, bits: int) -> None:
+        """Take the writable property away from bits of a 16-bit register and clear them."""
+        for position in range(2):
+            self.writable[offset + position] &= ~(bits >> 8 * position) & 0xFF
+            self.data[offset + position] &= ~(bits >> 8 * position) & 0xFF
+
     def capability(self, wanted: int) -> int | None:
         """Offset of a standard capability."""
         offset = self.data[CAPABILITIES]
@@ -143,6 +149,8 @@ class BarSlot:
     control: int = 0
     """offset of its control dword in the resizable-BAR capability"""
     model: BarModel | None = None
+    reachable: bool = False
+    """memory accesses at `address` get to the device"""
 
     @property
     def is_io(self) -> bool:
@@ -171,44 +179,73 @@ class BusCosts:
 class MockFunction:
     """One PCI function of the machine: its configuration space and what its BARs lead to."""
 
-    def __init__(self, machine: Machine, address: str, config: ConfigModel, bars: list[BarSlot], role: str = "") -> None:
+    def __init__(self, machine: Machine, address: str, config: ConfigModel, bars: list[BarSlot], role: str = "", parent: MockFunction | None = None) -> None:
         self.machine = machine
         self.address = address
         self.role = role
         """what it is: "gpu", "audio", "usb", "ucsi", "bridge" """
+        self.parent = parent
+        """the bridge above; None at the root"""
         self.config = config
         self.slots = {slot.index: slot for slot in bars}
-        self.removed = False
-        self.link_up = True
-        self.in_reset = False
-        """config space answers, BARs read all ones"""
         self.interrupts = 0
-        """MSI messages that left the function"""
+        """MSI messages that reached the host"""
         self.interrupt = machine.scheduler.signal()
-        self.on_config_write: list[Callable[[int, int], None]] = []
-        """called with (offset, size) after software wrote"""
         self.on_bus_reset: list[Callable[[], None]] = []
+        self._link_up = True
+        self._in_reset = False
         for slot in bars:
             self._declare_bar(slot)
         self._power_on = bytes(config.data)
 
+    # --- what is the matter with it ---
+
+    @property
+    def link_up(self) -> bool:
+        """Without a link nothing answers, not even configuration space."""
+        return self._link_up and (self.parent is None or self.parent.link_up)
+
+    @link_up.setter
+    def link_up(self, up: bool) -> None:
+        self._link_up = up
+        self.machine.paths_changed()
+
+    @property
+    def in_reset(self) -> bool:
+        """The device inside is in reset: BARs read all ones, configuration space answers."""
+        return self._in_reset
+
+    @in_reset.setter
+    def in_reset(self, on: bool) -> None:
+        self._in_reset = on
+        self.machine.paths_changed()
+
+    def identity(self) -> PciId:
+        """Who it says it is, without changing anything. Raises BusLost."""
+        ids = self.config_read(0x00, 4)
+        if ids & 0xFFFF == 0xFFFF:
+            raise BusLost(f"reading the identity of {self.address}", read=f"vendor/device {ids:#010x}")
+        class_revision = self.config_read(0x08, 4)
+        subsystem = self.config_read(0x2C, 4)
+        return PciId(ids & 0xFFFF, ids >> 16, class_revision & 0xFF, class_revision >> 8, subsystem & 0xFFFF, subsystem >> 16)
+
     # --- configuration space, as the bus sees it ---
 
     def config_read(self, offset: int, size: int) -> int:
-        if not self.link_up or self.removed:
-            return (1 << 8 * size) - 1
-        return self.config.get(offset, size)
+        return self.config.get(offset, size) if self.link_up else (1 << 8 * size) - 1
 
     def config_write(self, offset: int, value: int, size: int) -> None:
-        if not self.link_up or self.removed:
+        if not self.link_up:
             return
-        for slot in self.slots.values():
-            if slot.control and offset < slot.control + 4 and slot.control < offset + size:
-                self._resize(slot, offset, value, size)
-                return
-        self.config.write(offset, value, size)
-        for hook in self.on_config_write:
-            hook(offset, size)
+        sized = next((slot for slot in self.slots.values() if slot.control and offset < slot.control + 4 and slot.control < offset + size), None)
+        power = self.config.capability(CAP_POWER)
+        if sized is not None:
+            self._resize(sized, offset, value, size)
+        elif power is not None and offset == power + 4 and value & POWER_STATE_MASK not in (D0, D3HOT):
+            log.info("%s: power state D%d does not exist here: ignored", self.address, value & POWER_STATE_MASK)
+        else:
+            self.config.write(offset, value, size)
+        self.machine.paths_changed()
 
     # --- what the bits mean ---
 
@@ -218,17 +255,13 @@ class MockFunction:
 
     @property
     def bus_master(self) -> bool:
-        return bool(self.command & COMMAND_MASTER) and self.link_up
+        """May accesses of the device's own get to the host? Every bridge on the way must let them."""
+        return bool(self.command & COMMAND_MASTER) and self.link_up and (self.parent is None or self.parent.bus_master)
 
     @property
     def power_state(self) -> int:
         offset = self.config.capability(CAP_POWER)
         return D0 if offset is None else self.config.get(offset + 4) & POWER_STATE_MASK
-
-    @property
-    def decodes_memory(self) -> bool:
-        """Do memory accesses to its BARs get an answer?"""
-        return bool(self.command & COMMAND_MEMORY) and self.link_up and not self.removed and not self.in_reset and self.power_state == D0
 
     def bar_address(self, slot: BarSlot) -> int:
         """The address software programmed."""
@@ -238,17 +271,39 @@ class MockFunction:
         high = self.config.get(slot.register + 4) if slot.is_64bit else 0
         return (high << 32 | low & ~0xF) & ~(slot.size - 1)
 
+    def update_paths(self) -> None:
+        """Find out anew which BARs answer where the kernel believes them to be."""
+        answers = bool(self.command & COMMAND_MEMORY) and self.link_up and not self._in_reset and self.power_state == D0
+        for slot in self.slots.values():
+            here = answers and not slot.is_io and slot.address != 0 and self.bar_address(slot) == slot.address
+            slot.reachable = here and (self.parent is None or self.parent.forwards(slot.address, slot.size))
+
+    def forwards(self, address: int, size: int) -> bool:
+        """Does this bridge pass memory accesses to such a range on to the bus below?"""
+        if not self.command & COMMAND_MEMORY or not self.link_up or self.power_state != D0:
+            return False
+        memory = self.config.get(BRIDGE_MEMORY)
+        prefetchable = self.config.get(BRIDGE_PREFETCHABLE)
+        base_high, limit_high = self.config.get(BRIDGE_PREFETCHABLE + 4), self.config.get(BRIDGE_PREFETCHABLE + 8)
+        windows = [
+            ((memory & 0xFFF0) << 16, (memory >> 16 & 0xFFF0) << 16 | 0xFFFFF),
+            (base_high << 32 | (prefetchable & 0xFFF0) << 16, limit_high << 32 | (prefetchable >> 16 & 0xFFF0) << 16 | 0xFFFFF),
+        ]
+        inside = any(low <= address and address + size - 1 <= high for low, high in windows)
+        return inside and (self.parent is None or self.parent.forwards(address, size))
+
     def assign(self, slot: BarSlot, address: int) -> None:
         """What the machine's firmware or kernel does: program a BAR."""
         self.config.write(slot.register, address & 0xFFFFFFFF, 4)
         if slot.is_64bit:
             self.config.write(slot.register + 4, address >> 32, 4)
         slot.address = address
+        self.machine.paths_changed()
 
     def raise_msi(self) -> bool:
-        """Send the one MSI message. False when software has not enabled it, or may not master the bus."""
+        """Send the one MSI message. False when software has not enabled it, or may not master the bus, or it gets lost."""
         offset = self.config.capability(CAP_MSI)
-        if offset is None or not self.config.get(offset) & MSI_ENABLE or not self.bus_master:
+        if offset is None or not self.config.get(offset) & MSI_ENABLE or not self.bus_master or self.machine.faults.active("irq-lost"):
             return False
         self.interrupts += 1
         self.interrupt.set()
@@ -263,6 +318,7 @@ class MockFunction:
                 self._declare_bar(slot)
         for hook in self.on_bus_reset:
             hook()
+        self.machine.paths_changed()
 
     # --- inside ---
 
@@ -301,7 +357,7 @@ class BarWindow(Mmio):
         self.name = f"BAR{slot.index} of {device.address}"
         self.size = size
         self._device = device
-        self._function = device.function
+        self._machine = device.machine
         self._slot = slot
         self._model = slot.model
         self._base = base
@@ -314,7 +370,9 @@ class BarWindow(Mmio):
             state = "closed" if self._device.closed else "resized"
             means = "a window is valid while its device is open and its BAR keeps its size"
             raise OutOfWindow(f"access to {self.name} after it was {state}", means=means, remedy="map the BAR again")
-        return self._function.decodes_memory and self._device.machine.bus_answers(self._function)
+        if self._machine.watch_bus:
+            self._machine.count_access(self._device.function)
+        return self._slot.reachable
 
     def _read(self, offset: int, width: int, ones: int) -> int:
         self._clock.spend(self._costs.read)
@@ -382,14 +440,13 @@ class MockConfigSpace(ConfigSpace):
         self._check(offset, size)
         machine = self._function.machine
         machine.clock.spend(machine.costs.config)
-        return self._function.config_read(offset, size) if machine.config_answers(self._function) else (1 << 8 * size) - 1
+        return self._function.config_read(offset, size)
 
     def write(self, offset: int, value: int, size: int) -> None:
         self._check(offset, size)
         machine = self._function.machine
         machine.clock.spend(machine.costs.config)
-        if machine.config_answers(self._function):
-            self._function.config_write(offset, value & (1 << 8 * size) - 1, size)
+        self._function.config_write(offset, value & (1 << 8 * size) - 1, size)
 
     def _check(self, offset: int, size: int) -> None:
         if size not in (1, 2, 4) or offset % size or not 0 <= offset <= self.size - size:

@@ -57,11 +57,12 @@ class Declaration:
     mask: int | None = None
     bank: str | None = None
     always_on: bool = False
+    optional: bool = False
 
 
-def stored(ip: str, *names: str, reset: int = 0, mask: int | None = None, bank: str | None = None, always_on: bool = False) -> Declaration:
-    """Registers that hold a value. mask: bits that software can change (default: the table's fields)."""
-    return Declaration(ip, names, reset, mask, bank, always_on)
+def stored(ip: str, *names: str, reset: int = 0, mask: int | None = None, bank: str | None = None, always_on: bool = False, optional: bool = False) -> Declaration:
+    """Registers that hold a value. mask: bits that software can change (default: the table's fields). optional: some versions of the block lack them."""
+    return Declaration(ip, names, reset, mask, bank, always_on, optional)
 
 
 def on_write(ip: str, *names: str) -> Callable[[H], H]:
@@ -171,6 +172,8 @@ class Block:
         """Bind what the class declares. Called once by the GPU."""
         for declaration in self.REGISTERS:
             for pattern in declaration.names:
+                if declaration.optional and pattern not in self.gpu.table(declaration.ip):
+                    continue
                 for reg in self._match(declaration.ip, pattern):
                     reg.reset = declaration.reset
                     reg.bank = declaration.bank

@@ -49,6 +49,7 @@ IH_SOURCE_UTCL2_FAULT = 0
 _KINDS = ("range", "dummy_page", "pde0", "valid", "read", "write", "execute")
 """fault kinds in the order of their enable pairs (interrupt, default) in CONTEXTn_CNTL, from bit 9 up"""
 _FIRST_ENABLE = 9
+_IDENTITY = ("1_IDENTITY_APERTURE_LOW_ADDR", "1_IDENTITY_APERTURE_HIGH_ADDR", "_IDENTITY_PHYSICAL_OFFSET")
 
 
 class VmFault(Exception):
@@ -351,14 +352,14 @@ def _hub_class(hub_name: str, block_ip: str, block_prefix: str, block_domain: st
             stored(block_ip, f"{p}VM_L2_CNTL3", f"{p}VM_L2_CNTL4", f"{p}VM_L2_CNTL5", f"{p}VM_L2_BANK_SELECT_RESERVED_CID", f"{p}VM_L2_BANK_SELECT_RESERVED_CID2"),
             stored(block_ip, f"{p}VM_L2_PROTECTION_FAULT_CNTL2", f"{p}VM_L2_PROTECTION_FAULT_DEFAULT_ADDR_LO32", f"{p}VM_L2_PROTECTION_FAULT_DEFAULT_ADDR_HI32"),
             stored(block_ip, f"{p}VM_L2_PROTECTION_FAULT_STATUS", f"{p}VM_L2_PROTECTION_FAULT_ADDR_LO32", f"{p}VM_L2_PROTECTION_FAULT_ADDR_HI32", mask=0),
-            *(stored(block_ip, f"{p}VM_L2_CONTEXT{which}_LO32", f"{p}VM_L2_CONTEXT{which}_HI32") for which in ("1_IDENTITY_APERTURE_LOW_ADDR", "1_IDENTITY_APERTURE_HIGH_ADDR", "_IDENTITY_PHYSICAL_OFFSET")),
+            *(stored(block_ip, f"{p}VM_L2_CONTEXT{which}_LO32", f"{p}VM_L2_CONTEXT{which}_HI32") for which in _IDENTITY),
             stored(block_ip, f"{p}MC_VM_AGP_BASE", f"{p}MC_VM_AGP_BOT", f"{p}MC_VM_AGP_TOP"),
             stored(block_ip, f"{p}MC_VM_SYSTEM_APERTURE_DEFAULT_ADDR_LSB", f"{p}MC_VM_SYSTEM_APERTURE_DEFAULT_ADDR_MSB"),
             stored(block_ip, f"{p}MC_VM_FB_OFFSET", mask=0),
             stored(block_ip, f"{p}VM_CONTEXT*_CNTL", mask=ALL_BITS),
             stored(block_ip, f"{p}VM_INVALIDATE_ENG*_ADDR_RANGE_LO32", f"{p}VM_INVALIDATE_ENG*_ADDR_RANGE_HI32"),
             stored(block_ip, f"{p}VM_INVALIDATE_ENG*_ACK", mask=0),
-            *((stored(block_ip, "MM_ATC_L2_MISC_CG"),) if hub_name == "mm" else ()),
+            *((stored(block_ip, "MM_ATC_L2_MISC_CG", optional=True),) if hub_name == "mm" else ()),
         )
 
         @on_write(block_ip, f"{p}VM_CONTEXT*_CNTL")
