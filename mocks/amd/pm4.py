@@ -115,7 +115,7 @@ class Pm4:
         while position < len(words):
             size = self._size(words[position])
             if position + size > len(words):
-                if wanted < hqd.available():
+                if size <= hqd.available():
                     return  # the rest comes with the next fetch
                 self._report()
                 yield hqd.bell  # the packet is longer than what the write pointer covers: wait for the rest of it
