@@ -170,10 +170,15 @@ class PciDevice(ABC):
         raise NotSupported(f"bus reset of {self.address} over {self.transport}")
 
     def set_bus_master(self, on: bool) -> None:
-        """Allow or forbid the device to start accesses (DMA, interrupts) of its own. Raises BusLost, BusMasterRefused when it does not stick."""
+        """Allow or forbid the device to start accesses (DMA, interrupts) of its own. Raises BusMasterRefused when it does not stick.
+
+        Raises BusLost when a device that is to be switched on does not answer; one to be switched off is off then.
+        """
         seen = self.config.update16(COMMAND, clear=0 if on else COMMAND_BUS_MASTER, set=COMMAND_BUS_MASTER if on else 0)
         if seen == 0xFFFF:
-            raise BusLost(f"switching bus mastering of {self.address} {'on' if on else 'off'}", read=f"command {seen:#06x}")
+            if on:
+                raise BusLost(f"switching on bus mastering of {self.address}", read=f"command {seen:#06x}")
+            return
         if bool(seen & COMMAND_BUS_MASTER) != on:
             raise BusMasterRefused(f"bus mastering of {self.address} stays {'off' if on else 'on'}", read=f"command {seen:#06x}")
 

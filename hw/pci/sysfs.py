@@ -140,7 +140,7 @@ class SysfsPciDevice(PciDevice):
         if remove_siblings:
             self._remove_siblings()
         self._enable()
-        self._later("stop bus mastering", self._stop_bus_master)
+        self._later("stop bus mastering", lambda: self.set_bus_master(False))
         self._bars = read_resources(self._directory, self._host)
         self._check_decode()
 
@@ -355,13 +355,6 @@ class SysfsPciDevice(PciDevice):
         self._revoke_windows()
         while self._undo:
             self._put_back(*self._undo.pop())
-
-    def _stop_bus_master(self) -> None:
-        try:
-            self._check_alive("closing")
-            self.set_bus_master(False)
-        except BusLost as error:
-            log.warning("%s", error)
 
     def _put_back(self, what: str, action: Callable[[], None]) -> None:
         """One step of closing; a failure is reported and does not keep the others from being done."""
