@@ -176,7 +176,12 @@ class AmdDevice:
     def close(self) -> None:
         """Give the PCI function back. The GPU itself stays as it is: finish() before, or the next start needs a reset."""
         self.booted = False
-        self.pci.close()
+        try:
+            self.pci.set_bus_master(False)  # nothing may write to the host memory that is given back now
+            if hasattr(self, "memory"):
+                self.memory.close()
+        finally:
+            self.pci.close()
         self._forget_memory()
 
     def reset(self) -> None:
@@ -472,8 +477,8 @@ class AmdDevice:
         self.psp.boot_firmware(self.firmware)
 
     def _undo_psp(self) -> None:
-        """A secure OS that has started can only be taken back by a reset of the chip."""
-        if self.psp.sos_alive():
+        """What the PSP was given can only be taken back by a reset of the chip."""
+        if self.psp.touched or self.psp.sos_alive():
             self.reset_control.run()
 
     def _start_gfx(self) -> None:

@@ -57,6 +57,8 @@ class Psp:
 
     def __init__(self, dev: AmdDevice) -> None:
         self.dev = dev
+        self.touched = False
+        """the boot loader was given something since the last reset"""
         self._wptr = 0
         """dwords; where the next frame goes"""
 
@@ -80,6 +82,7 @@ class Psp:
                 continue
             self._boot_loader_ready(f"before {name}")
             self._fill_message_buffer(sos.part(name).data, name)
+            self.touched = True
             self.reg(36).write(self.message_mc >> layout.MESSAGE_BUFFER_ALIGN_SHIFT)
             self.reg(35).write(command)
             if command != BootLoaderCommand.LOAD_SOS:

@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from drivers.amd.layouts.psp import READY
-from hw.errors import BootError, BusError, NotSupported, PspError, SmuError, WaitTimeout
+from hw.errors import BootError, BusError, NotSupported, PspError, ResetFailed, SmuError, WaitTimeout
 from hw.mmio import ALL_ONES_32
 from hw.pci.device import COMMAND
 from hw.poll import poll
@@ -49,6 +49,7 @@ class Reset:
             pci.config.write16(COMMAND, command)
         self._await_ready(by)
         dev.soc.forget()
+        dev.psp.touched = False
         for hub in dev.gmc.hubs.values():
             hub.ready = False
 
@@ -58,7 +59,7 @@ class Reset:
         for name, request in (("the power controller", self._by_smu), ("the security processor", self._by_psp), ("the bus", self.dev.pci.reset)):
             try:
                 request()
-            except (SmuError, PspError, NotSupported) as error:
+            except (SmuError, PspError, NotSupported, ResetFailed) as error:
                 log.warning("no reset by %s: %s", name, error)
                 failures.append(f"{name}: {error}")
             else:
@@ -79,6 +80,8 @@ class Reset:
             log.debug("the reset began before the answer was read")
 
     def _by_psp(self) -> None:
+        if not self.dev.psp.sos_alive():
+            raise PspError("the secure OS is not running", read="C2PMSG_81 = 0")
         try:
             self.dev.psp.request_mode1_reset()
         except BusError:
