@@ -102,7 +102,7 @@ def _unxz(raw: bytes, path: str) -> bytes:
     except lzma.LZMAError as error:
         raise FirmwareInvalid(f"{path} cannot be decompressed", read=f"xz: {error}", means="the compressed file is damaged") from error
     if not decompressor.eof:
-        raise FirmwareInvalid(f"{path} cannot be decompressed", read=f"xz: no end after {len(data)} bytes", means="the compressed file was cut short")
+        raise FirmwareInvalid(f"{path} cannot be decompressed", read=f"xz: no end after {len(data)} bytes", means=_NO_END)
     return data
 
 
@@ -112,14 +112,22 @@ def _unzstd(raw: bytes, path: str) -> bytes:
     import zstandard
 
     decompressor = zstandard.ZstdDecompressor().decompressobj()
+    data = bytearray()
     try:
-        data = decompressor.decompress(raw)
+        for start in range(0, len(raw), _ZSTD_STEP):
+            data += decompressor.decompress(raw[start : start + _ZSTD_STEP])
+            if decompressor.eof or len(data) > MAX_SIZE:
+                break
     except zstandard.ZstdError as error:
         raise FirmwareInvalid(f"{path} cannot be decompressed", read=f"zstd: {error}", means="the compressed file is damaged") from error
-    if not decompressor.eof:
-        raise FirmwareInvalid(f"{path} cannot be decompressed", read=f"zstd: no end after {len(data)} bytes", means="the compressed file was cut short")
-    return data
+    if not decompressor.eof or len(data) > MAX_SIZE:
+        raise FirmwareInvalid(f"{path} cannot be decompressed", read=f"zstd: no end after {len(data)} bytes", means=_NO_END)
+    return bytes(data)
 
+
+_ZSTD_STEP = 256
+"""compressed bytes a step: a block of 4 bytes may stand for 128 KiB, so that a step stays below 10 MiB"""
+_NO_END = "the compressed file was cut short, or it is no firmware"
 
 _READERS: dict[str, Callable[[bytes, str], bytes]] = {"": _plain, ".xz": _unxz, ".zst": _unzstd}
 """how a file of each suffix is read, in the order of preference"""
