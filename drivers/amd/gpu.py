@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from drivers.amd import codeobject
 from drivers.amd.graph import SCRATCH_VA, TMPRING, Graph, LaunchItem
@@ -90,7 +90,7 @@ class AmdGpu(QueueDevice):
         """launches so far; picks the place of their time stamps"""
         self._stamps_va = self.rings.stamps.va
         self._read_stamp = self.rings.stamps.view.read64
-        self.recent: deque[tuple[int, str]] = deque(maxlen=HISTORY)
+        self.recent: deque[tuple[int, Kernel | str]] = deque(maxlen=HISTORY)
         """(timeline value, what) of the latest submissions"""
         self._freed: dict[tuple[int, bool], list[Buffer]] = {}
         self._freed_bytes = 0
@@ -105,8 +105,20 @@ class AmdGpu(QueueDevice):
             log.warning("%s: synchronization failed before finalizing: %s", self.dev.pci.address, error)
         try:
             self.dev.finish()
+            self.dev.memory.close()
         finally:
             self.dev.close()
+
+    @property
+    def timeout(self) -> float:
+        """Seconds of the device's clock without progress after which submitted work counts as hung."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self._timeout = seconds
+        self.rings.compute.limit = seconds
+        self.rings.sdma.limit = seconds
 
     def __enter__(self) -> AmdGpu:
         return self
@@ -205,7 +217,7 @@ class AmdGpu(QueueDevice):
     def alloc_commands(self, size: int) -> Allocation:
         return self.dev.memory.alloc(size, host=True, uncached=True)
 
-    def free_commands(self, memory: Allocation) -> None:
+    def free_commands(self, memory: Any) -> None:
         self.dev.memory.free(memory)
 
     def _signal_page(self, size: int) -> SignalMemory:
@@ -262,9 +274,9 @@ class AmdGpu(QueueDevice):
             self._arguments.reserve(kernel.argument_bytes)
             kernarg = kernel.arguments(kernarg, self._arguments.next_va, *template.shape)
         args = self._arguments.put(kernarg)
-        return self.start(template, args, kernel.dispatch_packet_offset, kernel.name)
+        return self.start(template, args, kernel.dispatch_packet_offset, kernel)
 
-    def start(self, template: LaunchTemplate, args: int, packet: int, name: str) -> Ticket:
+    def start(self, template: LaunchTemplate, args: int, packet: int, what: Kernel | str) -> Ticket:
         """Fill a recorded launch and submit it as the next work of the timeline."""
         timeline = self.timeline
         value = timeline.next_value
@@ -276,7 +288,7 @@ class AmdGpu(QueueDevice):
             raise self._submission_failed(error) from error
         self._serial = serial
         timeline.next_value = value + 1
-        self.recent.append((value, name))
+        self.recent.append((value, what))
         return Ticket(timeline.lap, value, serial)
 
     def record(self, launches: Sequence[LaunchItem]) -> Graph:

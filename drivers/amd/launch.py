@@ -74,6 +74,9 @@ class Kernel:
         self.dispatch_packet_offset = -(-self.kernarg_size // DISPATCH_PACKET_ALIGN) * DISPATCH_PACKET_ALIGN
         self.argument_bytes = self.dispatch_packet_offset + _DISPATCH_PACKET.size if self.wants_dispatch_pointer else self.kernarg_room
 
+    def __str__(self) -> str:
+        return f"kernel {self.name}, code at {self.entry:#x}"
+
     def check_arguments(self, kernarg: bytes | bytearray) -> None:
         """Raises LaunchRefused unless there are as many bytes of arguments as the kernel takes (padding to 16 is let pass)."""
         if not self.kernarg_size <= len(kernarg) <= self.kernarg_room:

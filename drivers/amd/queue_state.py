@@ -1,4 +1,7 @@
-"""What the queues of a GPU are doing, in words: for the error of a hang."""
+"""What the queues of a GPU are doing, in words: for the error of a hang.
+
+Where single waves stand (their program counters) is not told: the register tables have no way to read it.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ def describe(gpu: AmdGpu) -> str:
     timeline = gpu.timeline
     done = timeline.signal.value
     parts = [f"timeline {done} of {timeline.last}"]
-    stuck = next((what for value, what in gpu.recent if value > done), "")
+    stuck = next((str(what) for value, what in gpu.recent if value == done + 1), "")
     if stuck:
-        parts.append(f"first unfinished: {stuck}")
+        parts.append(f"unfinished: {stuck}")
     for ring, table in ((gpu.rings.compute, "pm4"), (gpu.rings.sdma, "sdma")):
         parts.append(_ring_state(ring, table))
     parts.append("engines: " + ", ".join(f"{name} = {value:#x}" for name, value in gpu.dev.gfx.queue_state().items()))

@@ -49,7 +49,8 @@ class Submitter(Protocol):
     def alloc_commands(self, size: int) -> Memory:
         """Uncached memory that the CPU writes and the device fetches commands from."""
 
-    def free_commands(self, memory: Memory) -> None: ...
+    def free_commands(self, memory: Any) -> None:
+        """Give back what alloc_commands() returned."""
 
 
 class External:

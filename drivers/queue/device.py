@@ -26,11 +26,13 @@ class QueueDevice(ABC):
     the next call works. A failure of the bus or of the recovery itself is kept and raised by every later call.
     """
 
+    timeout: float
+    """seconds (device clock) without progress until GpuHang"""
+
     def __init__(self, clock: Clock, timeline: Timeline) -> None:
         self.clock = clock
         self.timeline = timeline
         self.timeout = HANG_LIMIT
-        """seconds (device clock) without progress until GpuHang"""
         self.failure: TghwError | None = None
         """why the device cannot be used any more, if so"""
         self._serviced = 0.0

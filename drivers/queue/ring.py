@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from hw.clock import Clock
 from hw.errors import TghwError
@@ -10,7 +11,7 @@ from hw.mmio import Mmio
 from hw.poll import poll
 
 SPACE_LIMIT = 10.0
-"""seconds to wait until the device consumed enough of a full ring"""
+"""seconds without any fetch after which a full ring counts as stuck"""
 
 
 class RingOverrun(TghwError):
@@ -53,6 +54,9 @@ class Ring:
         self._clock = clock
         self._done = 0
         """a write-pointer value up to which the device has certainly fetched"""
+        self._held = False
+        self.limit = SPACE_LIMIT
+        """seconds without any fetch until a full ring is a timeout"""
 
     def consumed(self) -> int:
         """How far the device has fetched, as a write-pointer value. Accepts monotonic and wrapped reports."""
@@ -61,6 +65,18 @@ class Ring:
 
     def idle(self) -> bool:
         return self.consumed() == self.put
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Collect submissions: the device is told of all of them at the end, with one doorbell."""
+        self._held = True
+        put = self.put
+        try:
+            yield
+        finally:
+            self._held = False
+            if self.put != put:
+                self._announce()
 
     def reset(self) -> None:
         """Start again at 0, after the device's side was set up anew."""
@@ -73,14 +89,36 @@ class Ring:
         if units >= self.units:
             raise RingOverrun(f"{units * self.unit} bytes for {self.name} of {self.size} bytes")
         if self.put + units - self._done >= self.units:
-            target = self.put + units - self.units
-            poll(self.consumed, lambda done: done > target, what=f"{self.name} to have room for {units * self.unit} bytes", within=SPACE_LIMIT, clock=self._clock)
+            if self._held:
+                self._announce()
+            self._await_room(self.put + units - self.units, units)
+
+    def _await_room(self, target: int, units: int) -> None:
+        """Wait until the device fetched beyond `target`. Each fetch restarts the limit."""
+        done = self.consumed()
+        while done <= target:
+            before = done
+            done = poll(
+                self.consumed,
+                lambda now: now > target or now != before,  # noqa: B023
+                what=f"{self.name} to have room for {units * self.unit} bytes",
+                within=self.limit,
+                clock=self._clock,
+            )
 
     def _start(self, put: int) -> None:
+        if self._held:
+            self.put = put
+            return
         self._write_pointer(put)
         self._flush()
         self._doorbell(put)
         self.put = put
+
+    def _announce(self) -> None:
+        self._write_pointer(self.put)
+        self._flush()
+        self._doorbell(self.put)
 
 
 class DwordRing(Ring):

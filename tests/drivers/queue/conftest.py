@@ -1,0 +1,63 @@
+"""A booted Navi31 mock, and kernels compiled for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+
+from drivers.amd.device import AmdDevice
+from drivers.amd.gpu import AmdGpu
+from firmware.store import FirmwareStore
+from hw.errors import GpuFault, GpuHang
+from mocks.amd.fw import fabricate
+from mocks.machine import Machine
+
+TRIPLE = "amdgcn-amd-amdhsa"
+FEATURES = "+cumode,+wavefrontsize32"
+
+
+def open_gpu(profile: str = "navi31", **options: object) -> AmdGpu:
+    """Boot the display-class function of a fresh simulated machine."""
+    machine = Machine.from_profile(profile, **options)  # type: ignore[arg-type]
+    address = next(function.address for function in machine.functions() if function.identity().class_code >> 16 == 0x03)
+    device = AmdDevice(machine.open(address), FirmwareStore.from_files(fabricate(profile, 0)))
+    device.boot()
+    gpu = AmdGpu(device)
+    gpu.machine = machine  # type: ignore[attr-defined]
+    return gpu
+
+
+@pytest.fixture(scope="module")
+def shared_gpu() -> Iterator[AmdGpu]:
+    gpu = open_gpu()
+    yield gpu
+    gpu.close()
+
+
+@pytest.fixture
+def gpu(shared_gpu: AmdGpu) -> AmdGpu:
+    """The module's GPU, idle and healthy."""
+    shared_gpu.timeout = 10.0
+    with suppress(GpuFault, GpuHang):
+        shared_gpu.synchronize()
+    return shared_gpu
+
+
+@pytest.fixture(scope="session")
+def compile_kernel() -> Callable[[str], bytes]:
+    """compile_kernel(LLVM IR) -> gfx1100 object file."""
+    return compile_ir
+
+
+def compile_ir(text: str, cpu: str = "gfx1100") -> bytes:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    target = llvm.Target.from_triple(TRIPLE)
+    machine = target.create_target_machine(cpu=cpu, features=FEATURES, opt=2, reloc="pic", codemodel="default")
+    module = llvm.parse_assembly(text)
+    module.verify()
+    return machine.emit_object(module)
