@@ -62,6 +62,7 @@ class Gpu:
             self._bases[ip] = published[ip]
         self.vram_size = profile["memory"]["memsize_mib"] << 20
         self.mc_base = profile["memory"]["fb_base"] << 24
+        self._frame_buffer_size = profile["memory"]["fb_top"] + 1 - profile["memory"]["fb_base"] << 24
         self.vram_chips = Vram(self.vram_size, machine.seed)
         self.vram: LocalMmio = self.vram_chips.window
         self.blocks: dict[str, Block] = {}
@@ -220,8 +221,8 @@ class Gpu:
 
     def mc_read(self, address: int, size: int) -> bytes:
         """Memory as PSP, SMU and IH see it: through the multimedia hub, VMID 0. Raises Unreachable."""
-        offset = address - self.mc_base
-        if 0 <= offset < self.vram_size:
+        offset = self._mc_offset(address, size)
+        if offset is not None:
             self.hdp.note_device_read(offset, size)
         try:
             return self.hub("mm").read(0, address, size, fetch=True)  # type: ignore[no-any-return]
@@ -230,10 +231,20 @@ class Gpu:
 
     def mc_write(self, address: int, data: bytes) -> None:
         """The same for writes. Raises Unreachable."""
+        self._mc_offset(address, len(data))
         try:
             self.hub("mm").write(0, address, data, fetch=True)
         except VmFault as fault:
             raise Unreachable(str(fault)) from fault
+
+    def _mc_offset(self, address: int, size: int) -> int | None:
+        """VRAM offset of an MC address, None for other addresses. Firmware looks whether a range ends inside the memory there is."""
+        offset = address - self.mc_base
+        if not 0 <= offset < self._frame_buffer_size:
+            return None
+        if offset + size > self.vram_size:
+            raise Unreachable(f"MC {address:#x} and {size:#x} bytes behind it go beyond the VRAM's end")
+        return offset
 
     # --- power and reset ---
 

@@ -58,17 +58,15 @@ class Nbio(Block):
         address = self._mm_address()
         if not self.reg("EARLY", "MM_INDEX").value & MM_APERTURE:
             return self.gpu.read_register(address >> 2)
-        if address % 4 or address + 4 > self.gpu.vram_size:
-            return ALL_BITS
-        return self.gpu.vram.read32(address)
+        return ALL_BITS if address % 4 else int.from_bytes(self.gpu.hdp.host_read(address, 4), "little")
 
     @on_write("EARLY", "MM_DATA")
     def write_through_mm(self, value: int, reg: Reg) -> None:
         address = self._mm_address()
         if not self.reg("EARLY", "MM_INDEX").value & MM_APERTURE:
             self.gpu.write_register(address >> 2, value)
-        elif address % 4 == 0 and address + 4 <= self.gpu.vram_size:
-            self.gpu.vram.write32(address, value)
+        elif address % 4 == 0:
+            self.gpu.hdp.host_write(address, value.to_bytes(4, "little"))
 
     @on_read("NBIO", "BIF_BX_PF0_RSMU_DATA")
     def read_through_rsmu(self, reg: Reg) -> int:
