@@ -7,6 +7,8 @@ Sources: public amdgpu headers (nbio_4_3_0, bif_bx): RSMU_INDEX/DATA, PCIE_INDEX
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import partial
 
 from hw.clock import HOST_CLOCK, Clock
 from hw.errors import OutOfWindow
@@ -48,6 +50,9 @@ class AmdSpace(RegisterSpace):
         with self._lock:
             self._write32(RSMU_INDEX << 2, index << 2)
             return self._read32(RSMU_DATA << 2)
+
+    def reader(self, index: int) -> Callable[[], int]:
+        return partial(self._read32, index << 2) if index < self.direct else partial(self.read, index)
 
     def write(self, index: int, value: int) -> None:
         if index < self.direct:
