@@ -323,7 +323,10 @@ class AmdDevice:
             raise UnknownHardware(f"{self.pci.address} is not an AMD device", read=f"vendor {identity.vendor:#06x}, device {identity.device:#06x}")
         self._map_windows()
         self.vram_size = self._memory_size()
-        if self.space.read(FUNCTION_IDENTIFIER) & 1:
+        identifier = self.space.read(FUNCTION_IDENTIFIER)
+        if identifier == ALL_ONES_32:
+            raise self.lost("looking for a virtual function", "RCC_IOV_FUNC_IDENTIFIER")
+        if identifier & 1:
             raise NotSupported(
                 f"driving {self.pci.address}, an SR-IOV virtual function",
                 means="the firmware of a virtual function belongs to its host; only whole cards can be booted",
@@ -398,6 +401,9 @@ class AmdDevice:
         self._command_before = command
         if not command & COMMAND_MEMORY:
             self.pci.set_memory_space(True)
+            command = self.pci.config.read16(COMMAND)
+            if not command & COMMAND_MEMORY:
+                raise MemoryDisabled(f"the memory BARs of {self.pci.address} cannot be switched on", read=f"command register {command:#06x}")
         self._discovered = False
         bar = self.pci.bar(VRAM_BAR)
         largest = max(bar.resizable_to, default=0)

@@ -230,8 +230,8 @@ class Gmc:
     def locate(self) -> None:
         """Read where VRAM lies. Raises BusLost, DeviceError for a place that makes no sense."""
         base, top, offset = (self.dev.mmhub[f"MMMC_VM_FB_{name}"] for name in ("LOCATION_BASE", "LOCATION_TOP", "OFFSET"))
-        base_value, top_value = base.read(), top.read()
-        if base_value == ALL_ONES_32 or top_value == ALL_ONES_32:
+        base_value, top_value, offset_value = base.read(), top.read(), offset.read()
+        if ALL_ONES_32 in (base_value, top_value, offset_value):
             raise self.dev.lost("reading where the video memory lies", base.name)
         self.fb_base = (base_value & LOCATION_MASK) << LOCATION_SHIFT
         self.fb_end = (top_value & LOCATION_MASK) << LOCATION_SHIFT
@@ -242,7 +242,7 @@ class Gmc:
                 means="the card's own firmware (IFWI) has not set the memory up",
                 remedy="power-cycle the card",
             )
-        own_offset = (offset.read() & LOCATION_MASK) << LOCATION_SHIFT
+        own_offset = (offset_value & LOCATION_MASK) << LOCATION_SHIFT
         if own_offset:
             raise DeviceError(
                 "the hub adds an offset to the video memory of a single card",

@@ -27,6 +27,8 @@ TYPICAL_MESSAGE = 150e-6
 TYPICAL = {"EnableAllSmuFeatures": 40e-3, "TransferTableSmu2Dram": 0.5e-3}
 """seconds that a message usually takes, where it is not TYPICAL_MESSAGE"""
 BUSY_PAUSE = 1e-3
+SHORTEST_TRY = 5e-3
+"""an exchange gets at least this much time, however often the controller was busy before"""
 
 PINNED_CLOCKS = (Clock.UCLK, Clock.FCLK, Clock.SOCCLK, Clock.GFXCLK)
 HIGHEST = -1
@@ -51,7 +53,7 @@ class Smu:
         number = self._messages[mailbox][message]
         deadline = self.dev.clock.now() + within
         while True:
-            response = self._exchange(message, number, argument, mailbox, max(deadline - self.dev.clock.now(), 0.0))
+            response = self._exchange(message, number, argument, mailbox, max(deadline - self.dev.clock.now(), SHORTEST_TRY))
             if response == Response.OK:
                 return self._register(mailbox.argument).read() if result else 0
             if response != Response.REJECTED_BUSY or self.dev.clock.now() >= deadline:

@@ -173,7 +173,7 @@ class Smu(Block):
         yield self.scheduler.between(*self.numbers["message_time"])
         response = Response.OK
         try:
-            if self._busy_left > 0:
+            if self._busy_left > 0 and self.faults.active("smu-busy"):
                 self._busy_left -= 1
                 raise Failed(Response.REJECTED_BUSY)
             planned = self.faults.argument("smu-unknown")
