@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from drivers.amd import codeobject
+from drivers.amd.empty_kernel import empty_object
 from drivers.amd.graph import SCRATCH_VA, TMPRING, Graph, LaunchItem
 from drivers.amd.launch import Kernel, LaunchTemplate, Program, Ticket, record_launch, timeline_words
 from drivers.amd.pm4 import ComputeQueue, HdpRegisters, ScratchArea
@@ -232,7 +233,7 @@ class AmdGpu(QueueDevice):
 
     def load(self, obj: BytesLike) -> Program:
         """Put a code object into device memory. Raises KernelImageError, NotSupported, OutOfMemory."""
-        parsed = codeobject.parse(obj, self.arch)
+        parsed = self.parse(obj)
         wanted = max(image.descriptor.private_segment for image in parsed.kernels.values())
         self.check()
         if wanted > self._scratch_bytes:
@@ -252,6 +253,14 @@ class AmdGpu(QueueDevice):
         }
         return Program(kernels, lambda: self.free(buffer))
 
+    def parse(self, obj: BytesLike) -> codeobject.CodeObject:
+        """Read a code object for this GPU without loading it. Raises KernelImageError, NotSupported."""
+        return codeobject.parse(obj, self.arch)
+
+    def empty_object(self) -> bytes:
+        """A code object whose kernel ends at once."""
+        return empty_object(self.arch)
+
     def unload(self, program: Program) -> None:
         """Give the memory of a program back; its kernels must not be launched any more."""
         program.release()
@@ -265,7 +274,7 @@ class AmdGpu(QueueDevice):
             raise self.failure
         template = kernel.template
         if template is None or template.generation != self.generation:
-            template = self._template(kernel)
+            template = self.record_again(kernel)
         if template.given != (grid, block):
             template.set_shape(grid, block)
         if len(kernarg) != kernel.kernarg_size:
@@ -296,7 +305,8 @@ class AmdGpu(QueueDevice):
         self.check()
         return Graph(self, launches)
 
-    def _template(self, kernel: Kernel) -> LaunchTemplate:
+    def record_again(self, kernel: Kernel) -> LaunchTemplate:
+        """Record the launch of a kernel with the addresses that hold now."""
         queue = record_launch(self.compute_queue(), kernel)
         template = LaunchTemplate(queue, self.generation, timeline_words(self.timeline_va))
         if kernel.wants_dispatch_pointer:

@@ -7,11 +7,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from drivers.amd.packets import pm4, sdma
+from drivers.amd.packets import Packet, pm4, sdma
 from drivers.queue.ring import Ring
 
 if TYPE_CHECKING:
     from drivers.amd.gpu import AmdGpu
+
+SHOWN_DWORDS = 7
+"""of the packet where a ring stands"""
+WAITS = {
+    "WAIT_REG_MEM": ("addr_lo_or_reg1", "addr_hi_or_reg2", "reference", "mask"),
+    "POLL_REGMEM": ("addr_31_0", "addr_63_32", "value", "mask"),
+}
+"""fields of the packets that wait: address, wanted value, mask"""
 
 
 def describe(gpu: AmdGpu) -> str:
@@ -33,9 +41,20 @@ def _ring_state(ring: Ring, table: str) -> str:
     state = f"{ring.name} read {consumed:#x} of {ring.put:#x}"
     if consumed == ring.put:
         return state + " (all fetched)"
-    header = ring.memory.read32(consumed * ring.unit % ring.size)
+    words = [ring.memory.read32((consumed * ring.unit + 4 * position) % ring.size) for position in range(SHOWN_DWORDS)]
     if table == "pm4":
-        packet = pm4().by_opcode.get((header >> 8 & 0xFF, 0))
+        packet = pm4().by_opcode.get((words[0] >> 8 & 0xFF, 0))
     else:
-        packet = sdma().by_opcode.get((header & 0xFF, header >> 8 & 0xFF))
-    return state + f", next packet {packet.name if packet else f'header {header:#010x}'}"
+        packet = sdma().by_opcode.get((words[0] & 0xFF, words[0] >> 8 & 0xFF))
+    if packet is None:
+        return state + f", next header {words[0]:#010x}"
+    return state + f", next packet {packet.name}{_awaited(packet, words)}"
+
+
+def _awaited(packet: Packet, words: list[int]) -> str:
+    """What a packet that waits for memory waits for."""
+    places = WAITS.get(packet.name)
+    if places is None:
+        return ""
+    low, high, value, mask = (words[packet.place(name).dword] for name in places)
+    return f" of the word at {high << 32 | low:#x}: value {value:#x}, mask {mask:#x}"

@@ -1,8 +1,8 @@
-"""A booted Navi31 mock, and kernels compiled for it."""
+"""A booted Navi31 mock."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
@@ -13,9 +13,6 @@ from firmware.store import FirmwareStore
 from hw.errors import GpuFault, GpuHang
 from mocks.amd.fw import fabricate
 from mocks.machine import Machine
-
-TRIPLE = "amdgcn-amd-amdhsa"
-FEATURES = "+cumode,+wavefrontsize32"
 
 
 def open_gpu(profile: str = "navi31", **options: object) -> AmdGpu:
@@ -43,21 +40,3 @@ def gpu(shared_gpu: AmdGpu) -> AmdGpu:
     with suppress(GpuFault, GpuHang):
         shared_gpu.synchronize()
     return shared_gpu
-
-
-@pytest.fixture(scope="session")
-def compile_kernel() -> Callable[[str], bytes]:
-    """compile_kernel(LLVM IR) -> gfx1100 object file."""
-    return compile_ir
-
-
-def compile_ir(text: str, cpu: str = "gfx1100") -> bytes:
-    import llvmlite.binding as llvm
-
-    llvm.initialize_all_targets()
-    llvm.initialize_all_asmprinters()
-    target = llvm.Target.from_triple(TRIPLE)
-    machine = target.create_target_machine(cpu=cpu, features=FEATURES, opt=2, reloc="pic", codemodel="default")
-    module = llvm.parse_assembly(text)
-    module.verify()
-    return machine.emit_object(module)

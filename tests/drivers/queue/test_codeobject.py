@@ -15,7 +15,9 @@ import pytest
 
 from drivers.amd import codeobject
 from drivers.amd.codeobject import CodeObject, parse
-from hw.errors import KernelImageError, NotSupported
+from drivers.amd.empty_kernel import empty_object
+from hw.errors import KernelImageError, NotSupported, UnknownHardware
+from tests.drivers.queue.kernels import ATTRIBUTES, BODIES, HEAD, compile_ir
 
 VECTORS = {vector["id"]: vector for vector in json.loads((Path(__file__).parents[2] / "data/amd_elf.json").read_text())["vectors"]}
 OBJECTS = {name: base64.b64decode(vector["inputs"]["object_base64"]) for name, vector in VECTORS.items()}
@@ -252,6 +254,24 @@ def test_object_without_symbols_has_its_one_kernel_at_the_start_of_rodata() -> N
     elf.add(".text", 1, bytes(256), flags=6, align=256)
     elf.add(".rodata", 1, descriptor(-256), flags=2, align=64)
     assert parse(elf.build(), "gfx1100").kernels["kernel"].entry_offset == 0
+
+
+def test_object_with_two_kernels_gives_both_by_name() -> None:
+    loaded = parse(compile_ir(HEAD + BODIES["empty"] + "\n" + BODIES["plus_one"] + ATTRIBUTES), "gfx1100")
+    assert list(loaded.kernels) == ["empty", "plus_one"]
+    empty, plus_one = loaded.kernels.values()
+    assert plus_one.descriptor_offset - empty.descriptor_offset == 64
+    assert plus_one.entry_offset > empty.entry_offset
+    assert (empty.descriptor.kernarg_size, plus_one.descriptor.kernarg_size) == (0, 16)
+
+
+def test_hand_made_empty_kernel_is_a_valid_object_for_every_gfx11_chip() -> None:
+    for arch in ("gfx1100", "gfx1101", "gfx1102"):
+        (kernel,) = parse(empty_object(arch), arch).kernels.values()
+        assert kernel.descriptor.wave32
+        assert kernel.descriptor.kernarg_size == 24
+    with pytest.raises(UnknownHardware):
+        empty_object("gfx942")
 
 
 @pytest.mark.parametrize(
