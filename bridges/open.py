@@ -12,17 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from firmware.store import FirmwareStore
-
 from drivers.amd.chips import GPU_CLASSES, VENDOR_AMD, chip_of, product_of
+from firmware.store import FirmwareStore
 from hw.errors import BusLost, NothingFound, NotSupported, TargetError, TghwError, UsageError
-from hw.pci.device import PciDevice, PciId
+from hw.pci.device import Bar, PciDevice, PciId
 from hw.target import Target
 
 if TYPE_CHECKING:
     from drivers.amd.device import AmdDevice
     from drivers.amd.gpu import AmdGpu
-
     from mocks.machine import Machine
 
 TRANSPORTS = ("auto", "pci", "vfio", "usb", "usb4", "remote", "mock")
@@ -66,6 +64,7 @@ class Found:
     id: PciId | None
     """None when it could not be read; `problem` says why"""
     opener: Callable[[], PciDevice]
+    bars: dict[int, Bar] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
     problem: TghwError | None = None
 
@@ -174,12 +173,12 @@ def _find_mock(selection: Selection) -> list[Found]:
 
 
 def _find_sysfs() -> list[Found]:
-    from hw.pci import sysfs
+    from hw.pci import functions, sysfs
 
     found = []
-    for function in sysfs.scan():
+    for function in functions.scan():
         opener = lambda address=function.address: sysfs.SysfsPciDevice(address)  # noqa: E731
-        found.append(Found(function.address, "pci", function.id, opener, details=function.to_dict()))
+        found.append(Found(function.address, "pci", function.id, opener, bars=function.bars, details=function.to_dict()))
     return found
 
 
@@ -228,7 +227,10 @@ def firmware_of(selection: Selection) -> FirmwareStore:
     if selection.firmware is not None:
         return FirmwareStore(selection.firmware)
     if profile_of(selection) is not None and not os.environ.get("TGHW_FIRMWARE"):
-        return FirmwareStore.from_files(machine_of(selection).firmware_files())
+        from mocks.amd.fw import fabricate
+
+        machine = machine_of(selection)
+        return FirmwareStore.from_files(fabricate(machine.profile["gpu"]["chip"], machine.seed))
     return FirmwareStore()
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bridges.open import open_amd
+from bridges.open import firmware_of, open_pci
+from drivers.amd import stages
+from drivers.amd.device import AmdDevice
 from hw.errors import NotSupported, UsageError
+from hw.trace import TracedDevice
 from probes import render
 from probes.context import current
 
@@ -32,24 +37,29 @@ def boot(
         raise NotSupported(f"boot {family}", means=NOT_YET[family])
     if family != "amd":
         raise UsageError(f"unknown device family {family}", remedy="one of amd, nv, mlx5, bnxt")
-    device = open_amd(current().selection())
+    logging.getLogger(stages.__name__).setLevel(logging.WARNING)  # the lines below say the same
+    selection = current().selection()
+    pci = open_pci(selection)
+    traced = TracedDevice(pci) if trace else None
+    device = AmdDevice(traced or pci, firmware_of(selection))
     results: list[dict[str, Any]] = []
     try:
         names = [stage.name for stage in device.stages]
         if until is not None and until not in names:
             raise UsageError(f"there is no stage {until}", remedy=f"the stages are {', '.join(names)}")
-        recorder = device.record_trace() if trace else None
         start = device.clock.now()
 
         def on_stage(result: StageResult) -> None:
             results.append({"name": result.name, "title": result.title, "outcome": result.outcome, "seconds": result.seconds, "error": result.error})
             _show_stage(result)
+            if traced is not None:
+                traced.recorder.stage_done(result.name)
 
         try:
             device.boot(until=until, cold=cold, on_stage=on_stage)
         finally:
-            if recorder is not None and trace is not None:
-                recorder.save(trace)
+            if traced is not None and trace is not None:
+                traced.recorder.save(Path(trace))
         seconds = device.clock.now() - start
         state = device.state()
         if current().json:

@@ -6,7 +6,6 @@ import json
 import logging
 import sys
 
-import click
 import typer
 
 from hw.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, TghwError
@@ -84,17 +83,20 @@ def run(arguments: list[str]) -> int:
     except TghwError as problem:
         render.error(problem)
         return problem.exit_status
-    except click.exceptions.Exit as leaving:
+    except typer.Exit as leaving:
         return leaving.exit_code
-    except click.exceptions.ClickException as problem:
-        problem.show()
-        return EXIT_USAGE
-    except (KeyboardInterrupt, click.exceptions.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         render.note("interrupted; the device was left restored", style=None)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         sys.stderr.close()
         return EXIT_FAILED
+    except Exception as problem:
+        show = getattr(problem, "show", None)  # typer's own complaints about the command line; their class moves between its versions
+        if show is None:
+            raise
+        show()
+        return EXIT_USAGE
 
 
 def main() -> None:

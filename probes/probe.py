@@ -9,6 +9,8 @@ import typer
 from bridges.open import Found, Selection, find, firmware_of, transport_of
 from drivers.amd.chips import VENDOR_AMD, chip_of
 from hw.errors import BarUnassigned, BusLost, DeviceBusy, MemoryDisabled, NothingFound, PermissionMissing, TghwError
+from hw.pci import config
+from hw.pci.caps import PowerManagement
 from hw.pci.device import Bar, PciDevice
 from probes import render
 from probes.context import current
@@ -70,9 +72,10 @@ def _describe(each: Found, index: int | None, selection: Selection) -> dict[str,
         "arch": each.arch,
         "supported": bool(chip and chip.supported),
         "bars": [],
-        "link": None,
-        "driver": each.details.get("driver"),
-        "power_state": each.details.get("power_state"),
+        "link": each.details.get("link") or None,
+        "link_max": each.details.get("link_max") or None,
+        "driver": each.details.get("driver") or None,
+        "power_state": each.details.get("power_state") or None,
         "boot_state": None,
         "held_by": None,
         "problem": each.problem.to_dict() if each.problem else None,
@@ -80,8 +83,7 @@ def _describe(each: Found, index: int | None, selection: Selection) -> dict[str,
     if each.problem is not None:
         item["boot_state"] = "dead-bus"
         return item
-    item["bars"] = [_bar_dict(bar) for bar in each.details.get("bars", [])]
-    item["link"] = each.details.get("link")
+    item["bars"] = [_bar_dict(bar) for bar in each.bars.values()]
     try:
         with each.opener() as device:
             _read_device(item, device, each, selection)
@@ -98,13 +100,13 @@ def _describe(each: Found, index: int | None, selection: Selection) -> dict[str,
 
 
 def _read_device(item: dict[str, Any], device: PciDevice, each: Found, selection: Selection) -> None:
-    from hw.pci import caps
-
     item["bars"] = [_bar_dict(bar) for bar in device.bars.values()]
-    link = caps.link_of(device.config)
-    if link is not None:
-        item["link"] = link.to_dict()
-    item["power_state"] = caps.power_state_of(device.config)
+    info = config.decode(device.config)
+    if info.pcie is not None:
+        item["link"], item["link_max"] = info.pcie.link_status, info.pcie.link_capability
+    power = next((each for each in info.capabilities if isinstance(each, PowerManagement)), None)
+    if power is not None:
+        item["power_state"] = power.state
     if each.is_amd_gpu and item["supported"]:
         from drivers.amd.device import AmdDevice
 
@@ -132,7 +134,7 @@ def _show(item: dict[str, Any]) -> None:
         facts.append(("held by", item["held_by"]))
     link = item["link"]
     if link:
-        facts.append(("link", f"{link['speed']:g} GT/s x{link['width']} (max {link['max_speed']:g} GT/s x{link['max_width']})"))
+        facts.append(("link", f"{link} (max {item['link_max']})"))
     for label, text in facts:
         render.say(f"    {label:<8}{text}")
     for bar in item["bars"]:

@@ -47,7 +47,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
         return
     grid = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
-        grid.add_column(column, overflow="fold")
+        grid.add_column(column, overflow="fold", no_wrap=not out().is_terminal)
     for row in rows:
         grid.add_row(*row)
     out().print(grid)

@@ -20,7 +20,6 @@ BOOLEAN: dict[str, Any] = {"type": "boolean"}
 NULLABLE_STRING: dict[str, Any] = {"type": ["string", "null"]}
 
 ERROR = _object({"code": STRING, "what": STRING, "read": STRING, "means": STRING, "remedy": STRING})
-LINK = {**_object({"speed": NUMBER, "width": INTEGER, "max_speed": NUMBER, "max_width": INTEGER}), "description": "GT/s and lanes", "type": ["object", "null"]}
 BAR = _object({"index": INTEGER, "address": INTEGER, "size": INTEGER, "is_io": BOOLEAN, "is_64bit": BOOLEAN, "prefetchable": BOOLEAN, "resizable_to": _array(INTEGER)})
 
 DEVICE = _object(
@@ -36,7 +35,8 @@ DEVICE = _object(
         "arch": STRING,
         "supported": BOOLEAN,
         "bars": _array(BAR),
-        "link": LINK,
+        "link": {**NULLABLE_STRING, "description": "speed and width now, as 16GT/s x16"},
+        "link_max": NULLABLE_STRING,
         "driver": NULLABLE_STRING,
         "power_state": NULLABLE_STRING,
         "boot_state": NULLABLE_STRING,

@@ -1,0 +1,169 @@
+"""`tghw bench`: the numbers of docs/performance.md, reproducible. Times are CPU time of this process unless the name says otherwise."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from bridges.open import Selection, firmware_of, open_gpu, open_pci
+from drivers.amd.stages import StageResult
+from hw.errors import UsageError
+from hw.trace import Recorder
+from probes import render
+from probes.context import current
+
+PROFILE = "navi31"
+WARM_KERNELS = 20
+
+
+def register(app: typer.Typer) -> None:
+    app.command("bench")(bench)
+
+
+def bench(what: Annotated[str, typer.Argument(help="mmio, boot, launch, copy, emulate, pagetables or all")] = "all") -> None:
+    """Measure: register access, boot, kernel launch, copies, the simulated GPU's speed, page tables."""
+    chosen = list(BENCHES) if what == "all" else [what]
+    if any(name not in BENCHES for name in chosen):
+        raise UsageError(f"there is no benchmark {what}", remedy=f"one of {', '.join(BENCHES)} or all")
+    figures: dict[str, dict[str, Any]] = {}
+    for name in chosen:
+        render.note(f"measuring {name} ...")
+        figures[name] = BENCHES[name](_selection())
+    if current().json:
+        render.document(figures)
+        return
+    for name, values in figures.items():
+        render.say(name, style="bold")
+        render.table(["figure", "value"], [(key, _show(value)) for key, value in _flat(values)])
+
+
+def _selection() -> Selection:
+    selection = current().selection()
+    if selection.mock is None and selection.target is None:
+        return Selection(mock=PROFILE, firmware=selection.firmware)
+    return selection
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            rows += _flat(value, f"{prefix}{key}.")
+        else:
+            rows.append((prefix + key, value))
+    return rows
+
+
+def _show(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _mmio(selection: Selection) -> dict[str, Any]:
+    from hw.bench import mmio_bench
+
+    return mmio_bench()
+
+
+def _boot(selection: Selection) -> dict[str, Any]:
+    """Cold boot, opening (memory manager, queues, signals, staging), and a warm boot: accesses by kind, and times."""
+    from drivers.amd.device import AmdDevice
+    from drivers.amd.gpu import AmdGpu
+    from hw.trace import TracedDevice
+
+    figures: dict[str, Any] = {}
+    for kind in ("cold", "warm"):
+        traced = TracedDevice(open_pci(selection))
+        device = AmdDevice(traced, firmware_of(selection))
+        try:
+            start, clock = time.process_time(), traced.clock.now()
+            device.boot(on_stage=_stage_marker(traced.recorder))
+            booted = time.process_time()
+            boot_clock = traced.clock.now() - clock
+            boot_stats = traced.recorder.stats()
+            gpu = AmdGpu(device)
+            opened = time.process_time()
+            open_stats = traced.recorder.stats()
+            figures[kind] = {
+                "boot": boot_stats,
+                "boot_cpu_s": booted - start,
+                "boot_device_clock_s": boot_clock,
+                "open": {key: value for key, value in open_stats.items() if key != "stages"},
+                "open_cpu_s": opened - start,
+            }
+            gpu.close()
+        finally:
+            device.close()
+    return figures
+
+
+def _stage_marker(recorder: Recorder) -> Callable[[StageResult], None]:
+    return lambda result: recorder.stage_done(result.name)
+
+
+def _launch(selection: Selection) -> dict[str, Any]:
+    from drivers.queue.bench import launch_bench
+
+    gpu = open_gpu(selection)
+    try:
+        return launch_bench(gpu)
+    finally:
+        gpu.close()
+
+
+def _copy(selection: Selection) -> dict[str, Any]:
+    """Bus accesses and CPU time of copies in and out."""
+    from drivers.amd.device import AmdDevice
+    from drivers.amd.gpu import AmdGpu
+    from hw.trace import TracedDevice
+
+    traced = TracedDevice(open_pci(selection))
+    device = AmdDevice(traced, firmware_of(selection))
+    figures: dict[str, Any] = {}
+    try:
+        device.boot()
+        gpu = AmdGpu(device)
+        for size in (4, 1 << 20, 4 << 20):
+            buffer = gpu.alloc(size)
+            data = bytes(size)
+            for direction, action in (("in", lambda b=buffer, d=data: gpu.copy_in(b, d)), ("out", lambda b=buffer, s=size: gpu.copy_out(b, s))):
+                action()
+                gpu.synchronize()
+                traced.recorder.clear()
+                start = time.process_time()
+                action()
+                gpu.synchronize()
+                figures[f"{size}_bytes_{direction}"] = {"cpu_s": time.process_time() - start, **_counts(traced.recorder.stats())}
+            gpu.free(buffer)
+        gpu.close()
+    finally:
+        device.close()
+    return figures
+
+
+def _counts(stats: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in stats.items() if key != "stages"}
+
+
+def _emulate(selection: Selection) -> dict[str, Any]:
+    from mocks.isa.bench import emulate_bench
+
+    return emulate_bench()
+
+
+def _pagetables(selection: Selection) -> dict[str, Any]:
+    from drivers.amd.bench import pagetable_bench
+
+    return pagetable_bench()
+
+
+BENCHES: dict[str, Callable[[Selection], dict[str, Any]]] = {
+    "mmio": _mmio,
+    "boot": _boot,
+    "launch": _launch,
+    "copy": _copy,
+    "emulate": _emulate,
+    "pagetables": _pagetables,
+}

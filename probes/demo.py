@@ -1,0 +1,112 @@
+"""`tghw demo`: the main job on one screen, on a simulated machine (or the one selected)."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import typer
+
+from bridges.open import Selection, amd_gpus, open_amd
+from drivers.amd.device import AmdDevice
+from hw import target as device_string
+from hw.errors import DeviceError, NothingFound
+from probes import render
+from probes.context import current
+
+PROFILE = "navi31"
+SIDE = 64
+COUNT = 1 << 16
+STAGES_A_LINE = 5
+
+
+def register(app: typer.Typer) -> None:
+    app.command("demo")(demo)
+
+
+def demo() -> None:
+    """Find a GPU, boot it from nothing, run kernels on it, and check the results against numpy."""
+    selection = current().selection()
+    if selection.mock is None and selection.target is None:
+        selection = Selection(mock=PROFILE, state=selection.state, faults=selection.faults)
+    steps: list[dict[str, Any]] = []
+    start = time.perf_counter()
+    _find(selection, steps)
+    _boot(selection, steps)
+    _compute(selection, steps)
+    seconds = time.perf_counter() - start
+    if current().json:
+        render.document({"steps": steps, "ok": True, "seconds": seconds})
+    render.say()
+    render.say(f"done in {render.duration(seconds)}; every byte went through the GPU's registers, page tables, queues and machine code", style="bold green")
+
+
+def _title(number: int, text: str) -> None:
+    render.say(f"\n{number}. {text}", style="bold cyan")
+
+
+def _find(selection: Selection, steps: list[dict[str, Any]]) -> None:
+    where = f"the simulated machine `{selection.mock}`" if selection.mock else "this machine"
+    _title(1, f"find: what is on the PCI bus of {where}?")
+    gpus = amd_gpus(selection)
+    if not gpus:
+        raise NothingFound("no AMD GPU was found")
+    gpu = gpus[0]
+    with gpu.opener() as device:
+        bars = ", ".join(f"BAR{bar.index} {render.size(bar.size)}" for bar in device.bars.values() if not bar.is_io)
+    render.say(f"   {gpu.address}  {gpu.name}, {gpu.arch}; {bars}")
+    steps.append({"step": "find", "address": gpu.address, "name": gpu.name})
+
+
+def _boot(selection: Selection, steps: list[dict[str, Any]]) -> None:
+    _title(2, "boot it from power-on")
+    device = open_amd(selection)
+    try:
+        before = device.state()
+        start = time.perf_counter()
+        clock = device.clock.now()
+        results = device.boot(cold=False)
+        seconds = time.perf_counter() - start
+        done = [each for each in results if each.outcome == "done"]
+        for first in range(0, len(done), STAGES_A_LINE):
+            render.say("   " + "".join(f"{each.name:<11}{render.duration(each.seconds):>8}   " for each in done[first : first + STAGES_A_LINE]))
+        render.say(f"   {before} -> {device.state()}: {render.duration(device.clock.now() - clock)} of the GPU's time, {render.duration(seconds)} of ours")
+        steps.append({"step": "boot", "stages": [{"name": each.name, "seconds": each.seconds} for each in results], "seconds": seconds})
+        _watch(device, steps)
+        device.finish()
+    finally:
+        device.close()
+
+
+def _watch(device: AmdDevice, steps: list[dict[str, Any]]) -> None:
+    _title(3, "watch it: what its power controller measures")
+    metrics = device.smu.metrics()
+    steps.append({"step": "watch", "metrics": metrics})
+    render.say("   " + ", ".join(f"{name} {value}" for name, value in metrics.items() if not isinstance(value, tuple))[:300])
+
+
+def _compute(selection: Selection, steps: list[dict[str, Any]]) -> None:
+    _title(4, "compute on it (kernels compiled now by LLVM, executed as GPU machine code)")
+    import numpy as np
+
+    os.environ[device_string.VARIABLE] = f"MOCKPCI+AMD,profile={selection.mock}" if selection.mock else str(selection.target)
+    from compute import Tensor
+
+    random = np.random.default_rng(7)
+    a, b = random.standard_normal((2, COUNT), dtype=np.float32)
+    x, w = random.standard_normal((2, SIDE, SIDE), dtype=np.float32)
+    checks: list[tuple[str, Any, Any, float]] = [
+        (f"a * b + 1, {COUNT} floats", lambda: Tensor(a) * Tensor(b) + 1.0, a * b + 1.0, 0.0),
+        (f"sum of {COUNT} integers", lambda: Tensor(np.arange(COUNT, dtype=np.int32)).sum(), np.arange(COUNT, dtype=np.int32).sum(), 0.0),
+        (f"relu(x @ w), {SIDE}x{SIDE}", lambda: (Tensor(x) @ Tensor(w)).relu(), np.maximum(x @ w, 0), 1e-4),
+    ]
+    for name, build, expected, tolerance in checks:
+        start = time.perf_counter()
+        result = build().numpy()
+        seconds = time.perf_counter() - start
+        error = float(np.abs(np.asarray(result, dtype=np.float64) - expected).max())
+        if not error <= tolerance:
+            raise DeviceError(f"{name}: the result differs from numpy's", read=f"largest difference {error:g}, allowed {tolerance:g}")
+        render.say(f"   {name:<28} agrees with numpy ({'exactly' if error == 0 else f'within {error:.1g}'}), {render.duration(seconds)}")
+        steps.append({"step": "compute", "what": name, "largest_difference": error, "seconds": seconds})
