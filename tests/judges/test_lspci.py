@@ -246,7 +246,7 @@ def test_our_decoder_agrees_with_lspci_on_the_vectors(vector: dict[str, Any], tm
     info = decode(BytesConfig(image))
     lspci = Lspci(image, vector["bdf"], tmp_path)
     compared = judge(info, lspci)
-    assert lspci.text.count("<chain looped>") == sum(isinstance(fault, CapabilityLoop) for fault in info.faults)
+    assert ("<chain looped>" in lspci.text) == any(isinstance(fault, CapabilityLoop) for fault in info.faults)
     if not info.faults:
         assert list(lspci.capabilities) == [capability.entry.offset for capability in info.capabilities]
         assert compared >= len(info.capabilities) // 2
