@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from drivers.amd import bootmem, discovery, silence
 from drivers.amd.bootmem import BootMemory
+from drivers.amd.bringup import BOOT_TAG, CLEAN, RUNNING, VRAM_BAR, Bringup
 from drivers.amd.chips import VENDOR_AMD
 from drivers.amd.gfx import Gfx
 from drivers.amd.gmc import HUB_NAMES, Gmc
@@ -25,32 +26,28 @@ from drivers.amd.ih import Interrupt, InterruptRing
 from drivers.amd.psp import Psp
 from drivers.amd.reset import Reset
 from drivers.amd.sdma import Sdma
-from drivers.amd.smu import HIGHEST, LOWEST, Smu
+from drivers.amd.smu import LOWEST, Smu
 from drivers.amd.soc import Soc
-from drivers.amd.space import AmdSpace, Vram
+from drivers.amd.space import MEMSIZE, AmdSpace, Vram
 from drivers.amd.stages import Stage, StageResult, run_stages
 from drivers.amd.versions import table_for, target_of
-from firmware.amd_files import FirmwareSet, load_set
+from firmware.amd_files import FirmwareSet
 from firmware.store import FirmwareStore
 from hw.alloc import Tlsf
 from hw.errors import (
     BarUnassigned,
     BusError,
-    BusLost,
     DiscoveryInvalid,
     GpuFault,
     MemoryDisabled,
     NotReady,
     NotSupported,
-    PspError,
-    ResizeRefused,
     UnknownHardware,
     UsageError,
-    WaitTimeout,
     WrongPhase,
 )
 from hw.mmio import ALL_ONES_32, Mmio
-from hw.pci.device import COMMAND, COMMAND_BUS_MASTER, COMMAND_MEMORY, PciDevice
+from hw.pci.device import COMMAND, COMMAND_MEMORY, PciDevice
 from hw.poll import poll
 from hw.regs import Register, RegisterBlock
 
@@ -59,24 +56,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-VRAM_BAR = 0
 DOORBELL_BAR = 2
-REGISTER_BAR = silence.REGISTER_BAR
 
-MEMSIZE = 0xDE3
-"""dword index of RCC_CONFIG_MEMSIZE, MiB; readable before anything is known"""
 FUNCTION_IDENTIFIER = 0xDE5
 """dword index of RCC_IOV_FUNC_IDENTIFIER; bit 0: this is a virtual function"""
-IFWI_READY = 0x16061
-"""dword index of C2PMSG_33; bit 31: the card's own firmware has finished"""
-IFWI_READY_BIT = 1 << 31
-IFWI_WITHIN = 2.0
-
-BOOT_TAG = 0x54474831
-"""SCRATCH_REG7 of a card that this driver initialised; to be changed with the boot memory's layout or the sequence"""
-CLEAN, RUNNING = 0, 1
-"""SCRATCH_REG6"""
-
 USUAL_BASES = {"GC": (0x1260, 0xA000), "MP0": (0x16000,)}
 """register bases that every gfx11 card publishes, for looking at one whose discovery table cannot be read"""
 
@@ -105,6 +88,7 @@ class AmdDevice:
     gfx: Gfx
     sdma: Sdma
     boot_memory: BootMemory
+    boot_range: Tlsf
     memory: MemoryManager
     arch: str
     """LLVM target, "gfx1100" """
@@ -122,28 +106,8 @@ class AmdDevice:
         self.reset_control = Reset(self)
         self._verify_discovery = verify_discovery
         self._discovered = False
-        self._cold = False
-        self._warm = False
-        self._command_before: int | None = None
-        self._boot_range: Tlsf
-        self.stages = [
-            Stage("pci", "enable the card's memory BARs, try to make BAR0 as large as the memory", self._enable_pci, undo=self._restore_pci),
-            Stage("discovery", "read the IP discovery table", self._discover_ready),
-            Stage("firmware", "find and check the firmware files", self._load_firmware),
-            Stage("reset", "mode-1 reset of a card in an unknown state", self.reset_control.run, check=self._reset_due),
-            Stage("memory", "lay out boot memory", self._prepare_memory),
-            Stage("bus-master", "allow DMA and interrupts", self._start_bus_master, undo=self._restore_bus_master),
-            Stage("soc", "doorbell aperture", lambda: self.soc.init(), check=self._is_cold, undo=lambda: self.soc.undo()),
-            Stage("gmc", "multimedia hub", lambda: self.gmc.hubs["mm"].init(), check=self._is_cold, undo=lambda: self.gmc.undo()),
-            Stage("ih", "interrupt rings", lambda: self.ih.init(), check=self._is_cold, undo=lambda: self.ih.undo()),
-            Stage("psp", "secure OS and firmware of every engine", self._start_psp, check=self._is_cold, undo=self._undo_psp),
-            Stage("smu", "power controller", lambda: self.smu.init(), check=self._is_cold),
-            Stage("gfx", "graphics hub and compute front end", self._start_gfx, undo=self._undo_gfx),
-            Stage("sdma", "copy engine", lambda: self.sdma.init()),
-            Stage("clocks", "highest clocks", lambda: self.smu.pin_clocks(HIGHEST)),
-            Stage("gating", "clock gating of idle units", self._gate),
-            Stage("ready", "mark the card as running", self._mark_running),
-        ]
+        self._bringup = Bringup(self)
+        self.stages: list[Stage] = self._bringup.stages()
 
     # --- whole life ---
 
@@ -155,7 +119,8 @@ class AmdDevice:
         """
         if self.booted:
             raise UsageError("the GPU is running already", remedy="finish() it first")
-        self._cold = cold
+        self._bringup.cold = cold
+        self._discovered = False
         self.error_state = ""
         results = run_stages(self.stages, self.clock, until=until, verify=self._verify_alive, on_stage=on_stage, on_error=self._note_error)
         self.booted = until is None or until == self.stages[-1].name
@@ -177,18 +142,15 @@ class AmdDevice:
         """Give the PCI function back. The GPU itself stays as it is: finish() before, or the next start needs a reset."""
         self.booted = False
         try:
-            self.pci.set_bus_master(False)  # nothing may write to the host memory that is given back now
-            if hasattr(self, "memory"):
-                self.memory.close()
+            self.pci.close()  # stops bus mastering, so that nothing writes to the host memory that is given back now
         finally:
-            self.pci.close()
-        self._forget_memory()
+            self.forget_memory()
 
     def reset(self) -> None:
         """Mode-1 reset on demand: the whole chip back to its power-on state. The GPU has to be booted again."""
         if not self._discovered:
-            self._enable_pci()
-            self._discover_ready()
+            self._bringup.enable_pci()
+            self._bringup.discover()
         self.booted = False
         self.reset_control.run()
 
@@ -198,7 +160,7 @@ class AmdDevice:
         Returns the interrupts that were waiting. Compute queues are gone: zero their pointers and set them up again. Raises BusLost.
         """
         found = self.ih.drain()
-        self.gfx.reset_mec(self._mec_start(), wait=False)
+        self.gfx.reset_mec(self._bringup.mec_start(), wait=False)
         for hub in self.gmc.hubs.values():
             hub.read_fault()
         self.error_state = ""
@@ -209,7 +171,7 @@ class AmdDevice:
         try:
             if self.pci.config.read32(0) & 0xFFFF == 0xFFFF:
                 return "dead-bus"
-            for index in (VRAM_BAR, DOORBELL_BAR, REGISTER_BAR):
+            for index in (VRAM_BAR, DOORBELL_BAR, silence.REGISTER_BAR):
                 self.pci.bar(index)
             if not self.pci.config.read16(COMMAND) & COMMAND_MEMORY or silence.power_state(self.pci.config):
                 return "gated"
@@ -254,7 +216,7 @@ class AmdDevice:
         """VRAM offset of a piece of boot memory, while booting. Raises OutOfMemory, WrongPhase."""
         if self.booted:
             raise WrongPhase(f"boot memory of {size:#x} bytes was asked for", read="the GPU is booted")
-        place = self._boot_range.alloc(size, align)
+        place = self.boot_range.alloc(size, align)
         if zero:
             self.vram.fill(place, size)
         return place
@@ -341,9 +303,9 @@ class AmdDevice:
         return self.ip
 
     def _map_windows(self) -> None:
-        for index in (VRAM_BAR, DOORBELL_BAR, REGISTER_BAR):
+        for index in (VRAM_BAR, DOORBELL_BAR, silence.REGISTER_BAR):
             self.pci.bar(index)
-        self.space = AmdSpace(self.pci.map_bar(REGISTER_BAR), self.clock)
+        self.space = AmdSpace(self.pci.map_bar(silence.REGISTER_BAR), self.clock)
         self.doorbells = self.pci.map_bar(DOORBELL_BAR)
 
     def _memory_size(self) -> int:
@@ -381,132 +343,10 @@ class AmdDevice:
             return "running" if gc.SCRATCH_REG6.read() else "partial"
         return "sos-alive" if sign_of_life else "cold"
 
-    def _is_cold(self) -> bool:
-        return not self._warm
-
-    def _reset_due(self) -> bool:
-        """Decide between warm start and full boot; of the latter, one with a living secure OS needs a reset first."""
-        tag = self.gc.SCRATCH_REG7.read()
-        if tag == ALL_ONES_32:
-            raise self.lost("looking for the traces of an earlier run", "SCRATCH_REG7")
-        self._warm = tag == BOOT_TAG and not self._cold and self.gc.SCRATCH_REG6.read() == CLEAN and self.gc.GCVM_L2_PROTECTION_FAULT_STATUS.read() == 0
-        return not self._warm and self.psp.sos_alive()
-
-    # --- stages ---
-
-    def _enable_pci(self) -> None:
-        command = self.pci.config.read16(COMMAND)
-        if command == 0xFFFF:
-            raise BusLost(f"{self.pci.address} does not answer", read="command register 0xffff")
-        self._command_before = command
-        if not command & COMMAND_MEMORY:
-            self.pci.set_memory_space(True)
-            command = self.pci.config.read16(COMMAND)
-            if not command & COMMAND_MEMORY:
-                raise MemoryDisabled(f"the memory BARs of {self.pci.address} cannot be switched on", read=f"command register {command:#06x}")
-        self._discovered = False
-        bar = self.pci.bar(VRAM_BAR)
-        largest = max(bar.resizable_to, default=0)
-        if largest > bar.size:
-            try:
-                self.pci.resize_bar(VRAM_BAR, largest)
-            except (ResizeRefused, NotSupported) as error:
-                log.warning("%s; going on with a window of %d MiB", error, bar.size >> 20)
-
-    def _restore_pci(self) -> None:
-        if self._command_before is not None and not self._command_before & COMMAND_MEMORY:
-            self.pci.set_memory_space(False)
-
-    def _discover_ready(self) -> None:
-        """Discovery of a card that may have been powered a moment ago: its own firmware must have finished."""
-        space = AmdSpace(self.pci.map_bar(REGISTER_BAR), self.clock)
-
-        def read() -> int:
-            value = space.read(IFWI_READY)
-            if value == ALL_ONES_32:
-                raise self.lost("waiting for the card's own firmware", "C2PMSG_33")
-            return value
-
-        try:
-            poll(read, lambda value: bool(value & IFWI_READY_BIT), what="start of the card's own firmware (C2PMSG_33 bit 31)", within=IFWI_WITHIN, clock=self.clock)
-        except WaitTimeout as error:
-            raise PspError(
-                "the card's own firmware (IFWI) is not ready",
-                read=error.read,
-                means="the security processor did not finish its start: power is unstable, or the flash image is damaged",
-                remedy="power-cycle the card; if it stays, `tghw flash verify` compares its image with a good one",
-            ) from error
-        self.discover()
-
-    def _load_firmware(self) -> None:
-        self.firmware = load_set(self.store, {block: self.ip.version(block) for block in ("GC", "MP0", "MP1", "SDMA0")})
-
-    def _mec_start(self) -> int:
-        if self.firmware is None:
-            self._load_firmware()
-        assert self.firmware is not None
-        return self.firmware.mec_start
-
-    def _forget_memory(self) -> None:
+    def forget_memory(self) -> None:
         """Give back addresses and host memory of buffers that nobody can use any more."""
         if hasattr(self, "memory"):
             self.memory.close()
-
-    def _prepare_memory(self) -> None:
-        from drivers.amd.memory import MemoryManager  # brings numpy, which looking at a card does not need
-
-        self._forget_memory()
-        self._boot_range = Tlsf(bootmem.BOOT_SIZE, granule=bootmem.PAGE, name="boot memory")
-        self.boot_memory = bootmem.lay_out(self._boot_range)
-        self.vram.fill(self.boot_memory.root_table, bootmem.PAGE)
-        if not self._warm:
-            for page in (self.boot_memory.scratch_page, self.boot_memory.dummy_page, self.boot_memory.psp_fence):
-                self.vram.fill(page, bootmem.PAGE)
-        self.memory = MemoryManager(self)
-
-    def _start_bus_master(self) -> None:
-        self.pci.set_bus_master(True)
-        if self._warm:
-            self.gc.SCRATCH_REG6.write(RUNNING)  # dying on the way must not look like a clean end
-            self.gmc.hubs["mm"].ready = True
-            self.ih.resume()
-
-    def _restore_bus_master(self) -> None:
-        if self._command_before is not None and not self._command_before & COMMAND_BUS_MASTER:
-            self.pci.set_bus_master(False)
-
-    def _start_psp(self) -> None:
-        assert self.firmware is not None
-        if not self.psp.sos_alive():
-            self.psp.start_sos(self.firmware.sos)
-        self.psp.create_ring()
-        self.psp.boot_firmware(self.firmware)
-
-    def _undo_psp(self) -> None:
-        """What the PSP was given can only be taken back by a reset of the chip."""
-        if self.psp.touched or self.psp.sos_alive():
-            self.reset_control.run()
-
-    def _start_gfx(self) -> None:
-        self.gfx.wait_autoload()
-        if self._warm:
-            self.gfx.resume(self._mec_start())
-        else:
-            self.gfx.init(self._mec_start())
-
-    def _undo_gfx(self) -> None:
-        """Cold: the reset of the PSP stage takes everything. Warm: back to the clean state in which the card was found."""
-        if self._warm and not self.error_state:
-            self.gfx.dequeue()
-            self.gc.SCRATCH_REG6.write(CLEAN)
-
-    def _gate(self) -> None:
-        self.soc.gate_power()
-        self.gfx.gate_clocks()
-
-    def _mark_running(self) -> None:
-        self.gc.SCRATCH_REG7.write(BOOT_TAG)
-        self.gc.SCRATCH_REG6.write(RUNNING)
 
     def _verify_alive(self) -> None:
         if self._discovered:

@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from drivers.amd.layouts.psp import READY
+from drivers.amd.space import MEMSIZE
 from hw.errors import BootError, BusError, NotSupported, PspError, ResetFailed, SmuError, WaitTimeout
 from hw.mmio import ALL_ONES_32
 from hw.pci.device import COMMAND
@@ -23,7 +24,6 @@ log = logging.getLogger(__name__)
 SETTLE_SECONDS = 0.5
 """no access to the registers during this time"""
 READY_WITHIN = 5.0
-MEMSIZE = 0xDE3
 BARS = range(0x10, 0x28, 4)
 
 

@@ -15,6 +15,9 @@ from hw.errors import OutOfWindow
 from hw.mmio import BytesLike, Mmio
 from hw.regs import RegisterSpace
 
+MEMSIZE = 0xDE3
+"""dword index of RCC_CONFIG_MEMSIZE, MiB; readable before anything is known"""
+
 MM_INDEX = 0x00
 MM_DATA = 0x01
 MM_INDEX_HI = 0x06

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from drivers.amd.bootmem import BOOT_SIZE, PAGE, lay_out
-from drivers.amd.device import MEMSIZE, AmdDevice
+from drivers.amd.device import AmdDevice
+from drivers.amd.space import MEMSIZE
 from firmware.store import FirmwareStore
 from hw.alloc import Tlsf
 from hw.mmio import BytesLike, Mmio

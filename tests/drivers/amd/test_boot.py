@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from drivers.amd.device import BOOT_TAG, AmdDevice
+from drivers.amd.bringup import BOOT_TAG
+from drivers.amd.device import AmdDevice
 from drivers.amd.layouts.psp import BootLoaderCommand
 from drivers.amd.page_entries import VRAM
 from drivers.amd.stages import StageResult
