@@ -8,8 +8,9 @@ from firmware.amd_files import files_for, load_set
 from firmware.amd_layouts import FirmwareType
 from firmware.amd_ucode import parse
 from firmware.store import FirmwareStore
-from hw.errors import FirmwareInvalid, FirmwareMissing, UnknownHardware
+from hw.errors import FirmwareInvalid, FirmwareMissing, PspError, UnknownHardware
 from mocks.amd import fw
+from tests.drivers.amd.support import bench
 from tests.firmware.builder import patched
 
 VERSIONS = {
@@ -114,3 +115,16 @@ def test_image_check_notices_what_the_file_checksum_may_not() -> None:
     assert fw.check_image(bytes(image), FirmwareType.RLC_G) == "the signature does not fit the content"
     assert "image of 0x6200 bytes in 0x6000 bytes" in fw.check_image(bytes(image)[:0x6000], FirmwareType.RLC_G)
     assert "magic" in fw.check_image(bytes(0x400), FirmwareType.RLC_G)
+
+
+@pytest.mark.parametrize("name", ["gc_11_0_0_rlc.bin", "smu_13_0_0.bin"])
+def test_damage_that_no_checksum_can_show_is_refused_by_the_psp(name: str) -> None:
+    """Stored sums of RLC and SMU files mean nothing often enough to be tolerated; the PSP checks the signatures."""
+    files = fw.fabricate("navi31")
+    files[name] = patched(files[name], 0x1000, 0x12345678, resum=False)
+    assert parse(name, files[name]).checksum == "unverifiable"
+    each = bench("navi31", firmware=files)
+    with pytest.raises(PspError) as caught:
+        each.dev.boot()
+    assert ("SMU" if name.startswith("smu") else "RLC") in caught.value.explain()
+    assert each.gpu.rlc.autoload_done is False

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from firmware.amd_files import load_set
+from firmware.amd_files import files_for, load_set
 from firmware.amd_layouts import IMAGE_IDS
 from firmware.amd_ucode import Part, Ucode, kind_of, parse
 from firmware.store import FirmwareStore
 from hw.errors import FirmwareInvalid
+from tests.drivers.amd.support import bench
 from tests.firmware.real import OLD_FOLDER, REAL_FOLDER, old_folder, real_folder
 from tests.firmware.test_amd_files import GFX11_ORDER, VERSIONS
 
@@ -120,6 +121,19 @@ def test_real_set_has_everything_in_load_order(chip: str) -> None:
     assert firmware.smu is not None and len(firmware.smu.data) == 0x3FE00
     assert {part.name for part in firmware.sos.parts} >= {"KDB", "SYS_DRV", "SOS", "TOC"}
     assert firmware.mec_start == 0x70000_00003000
+
+
+@needs_real
+@pytest.mark.parametrize("chip", ["navi31", "navi33"])
+def test_simulated_gpu_boots_with_the_real_set(chip: str) -> None:
+    assert REAL is not None
+    store = FirmwareStore(REAL)
+    each = bench(chip, firmware={name: store.find(name) for name in files_for(VERSIONS[chip]).all})
+    each.dev.boot()
+    assert each.dev.state() == "running"
+    assert each.gpu.rlc.autoload_done
+    each.dev.finish()
+    each.dev.close()
 
 
 @needs_real
