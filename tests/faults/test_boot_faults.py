@@ -25,6 +25,7 @@ from hw.errors import (
     NotReady,
     NotSupported,
     PspError,
+    QueueStuck,
     RlcError,
     SmuError,
     TghwError,
@@ -34,6 +35,7 @@ from hw.pci.device import COMMAND, COMMAND_BUS_MASTER, COMMAND_MEMORY
 from mocks.amd.fw import fabricate
 from mocks.machine import Machine
 from tests.drivers.amd.support import GPU, Bench, Counting, bench
+from tests.drivers.amd.test_boot import RING, map_window
 
 FILES = fabricate("navi31", 0)
 POWER_CONTROL = 0x54
@@ -566,3 +568,86 @@ def test_resize_refused_is_no_failure() -> None:
     each.dev.boot()
     assert each.dev.state() == "running"
     assert each.dev.visible_vram == 256 << 20
+
+
+# --- engines that do not follow ---------------------------------------------------------------------------------------
+
+
+def test_ring_that_the_secure_os_refuses() -> None:
+    each = bench()
+    each.gpu.psp._create_ring = lambda: 0x0006
+    fails(each, PspError, "secure OS did not create its ring", "C2PMSG_64 = 0x80020006|C2PMSG_64 = 0x80000006", "bits 15:0 is its refusal")
+    del each.gpu.psp._create_ring
+    recovers(each)
+
+
+def test_invalidation_that_is_never_acknowledged() -> None:
+    each = bench()
+    each.dev.boot()
+    each.gpu._reads[each.dev.gc.GCVM_INVALIDATE_ENG17_ACK.index] = lambda: 0
+    with pytest.raises(HubError, match="VMID 0 in the graphics hub: acknowledge") as caught:
+        each.dev.invalidate_tlb()
+    assert "not set up, its clock is gated, or it hangs" in caught.value.means
+    assert "--cold" in caught.value.remedy
+
+
+def test_compute_queue_on_a_halted_engine() -> None:
+    each = bench()
+    each.dev.boot()
+    map_window(each.dev)
+    each.dev.gfx.halt_mec()
+    with pytest.raises(QueueStuck, match="did not become active") as caught:
+        each.dev.setup_compute_ring(**RING)
+    assert "CP_MEC_RS64_CNTL = 0x4" in caught.value.read
+    assert each.value(each.dev.gc.GRBM_GFX_CNTL.index) == 0
+
+
+def test_compute_queue_that_does_not_stop() -> None:
+    each = bench()
+    each.dev.boot()
+    map_window(each.dev)
+    each.dev.setup_compute_ring(**RING)
+    each.gpu._writes[each.dev.gc.CP_HQD_DEQUEUE_REQUEST.index] = lambda value: None
+    with pytest.raises(QueueStuck, match="compute queue 0 of pipe 0, ME 1 does not stop") as caught:
+        each.dev.finish()
+    assert "CP_HQD_ACTIVE = 0x00000001" in caught.value.read
+    assert each.value(each.dev.gc.GRBM_GFX_CNTL.index) == 0
+    assert each.value(each.dev.gc.SCRATCH_REG6.index) == 1, "not a clean end"
+    recovers(each)
+
+
+def test_rlc_that_does_not_enter_safe_mode() -> None:
+    each = bench()
+    index = each.gpu.index("GC", "RLC_SAFE_MODE")
+    original = each.gpu._writes[index]
+    each.gpu._writes[index] = lambda value: each.gpu.regs.__setitem__(index, value)
+    fails(each, RlcError, "RLC does not enter safe mode", "RLC_SAFE_MODE = 0x00000003")
+    assert each.dev.state() == "cold"
+    each.gpu._writes[index] = original
+    recovers(each)
+
+
+def test_card_that_does_not_come_back_from_its_reset() -> None:
+    each = bench()
+    each.dev.boot()
+    each.again()
+    post = each.gpu._post
+    each.gpu._post = lambda: None
+    fails(each, BootError, "did not come back from the reset by the power controller", "RCC_CONFIG_MEMSIZE = 0x0", "power-cycle")
+    each.gpu._post = post
+    post()
+    recovers(each)
+
+
+def test_recovery_from_a_stuck_queue_without_a_reset() -> None:
+    each = bench()
+    each.dev.boot()
+    map_window(each.dev)
+    each.dev.setup_compute_ring(**RING)
+    each.dev.error_state = "hang"
+    each.dev.recover()
+    assert each.dev.error_state == ""
+    assert each.dev.gfx.queue_state()["CP_HQD_ACTIVE"] == 0
+    each.dev.setup_compute_ring(**RING)
+    assert each.dev.gfx.queue_state()["CP_HQD_ACTIVE"] == 1
+    assert each.gpu.resets == 0
