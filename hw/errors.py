@@ -102,12 +102,16 @@ class PermissionMissing(TghwError):
 
 
 class DeviceBusy(TghwError):
-    """Another process holds the device."""
+    """Another process holds the device. `holder` names it, as far as it is known."""
 
     code = "device-busy"
     exit_status = EXIT_BUSY
     default_means = "one process at a time may drive a device; the lock disappears by itself when its holder ends"
     default_remedy = "stop the process named above, or use another device"
+
+    def __init__(self, what: str, *, read: str = "", means: str = "", remedy: str = "", holder: str = "") -> None:
+        super().__init__(what, read=read, means=means, remedy=remedy)
+        self.holder = holder
 
 
 class DriverBound(Refused):

@@ -131,7 +131,7 @@ def acquire(address: str, directory: Path | None = None, *, proc: Path = PROC) -
             holder = _holder(os.fstat(descriptor), proc) or _opener(os.fstat(descriptor), proc)
             os.close(descriptor)
             who = str(holder) if holder else "a process that cannot be seen from here"
-            raise DeviceBusy(f"{address} is held by {who}", read=f"lock file {path}") from None
+            raise DeviceBusy(f"{address} is held by {who}", read=f"lock file {path}", holder=who) from None
         except OSError as error:
             os.close(descriptor)
             raise LockUnavailable(f"locking {path}", read=os.strerror(error.errno or 0), means="the file system of the lock directory has no working flock()") from error

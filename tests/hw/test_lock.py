@@ -42,6 +42,7 @@ def test_second_process_learns_who_holds_the_device(tmp_path: Path, other_proces
         lock.acquire(ADDRESS, tmp_path)
     assert f"process {other_process.pid} (" in caught.value.what
     assert sys.executable in caught.value.what
+    assert caught.value.holder.startswith(f"process {other_process.pid} (")
     assert str(lock.lock_path(ADDRESS, tmp_path)) in caught.value.read
     assert caught.value.exit_status == EXIT_BUSY
     assert caught.value.remedy
