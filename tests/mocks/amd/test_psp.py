@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.mocks.amd.card import BOOT_COMPONENTS, COMMAND_BUFFER, FENCE, MESSAGE, READY, RING, RING_BYTES, TMR, TMR_BYTES, Card, NeverHappened
 
 from drivers.amd.layouts.psp import BootLoaderCommand, Command
 from firmware.amd_layouts import SosPart
 from hw.errors import NotModelled
+from tests.mocks.amd.card import BOOT_COMPONENTS, COMMAND_BUFFER, FENCE, MESSAGE, READY, RING, RING_BYTES, TMR, TMR_BYTES, Card, NeverHappened
 
 KDB = BootLoaderCommand.LOAD_KEY_DATABASE
 SPL = BootLoaderCommand.LOAD_TOS_SPL_TABLE
@@ -89,9 +89,7 @@ def test_navi32_needs_all_drivers_before_the_sos() -> None:
     assert card.c2p(35) == READY | BAD_ORDER
 
 
-@pytest.mark.parametrize(
-    ("command", "part"), [(SYS, SosPart.SYS_DRV), (SPL, SosPart.KDB), (BootLoaderCommand.LOAD_RAS_DRV, SosPart.RAS_DRV)], ids=["sys_drv", "spl", "ras_drv"]
-)
+@pytest.mark.parametrize(("command", "part"), [(SYS, SosPart.SYS_DRV), (SPL, SosPart.KDB), (BootLoaderCommand.LOAD_RAS_DRV, SosPart.RAS_DRV)], ids=["sys_drv", "spl", "ras_drv"])
 def test_a_component_before_the_key_database_is_refused(card: Card, command: int, part: SosPart) -> None:
     assert card.load_component(command, card.parts[part]) == BAD_ORDER
     assert card.gpu.psp.components == []
