@@ -322,6 +322,7 @@ class AmdDevice:
 
         self.gc, self.mmhub, self.nbio, self.mp0, self.mp1 = (block(name) for name in ("GC", "MMHUB", "NBIO", "MP0", "MP1"))
         self.osssys, self.hdp = block("OSSSYS"), block("HDP")
+        self.space.rsmu_index, self.space.rsmu_data = (self.nbio.index(f"BIF_BX_PF0_RSMU_{name}") for name in ("INDEX", "DATA"))
         self.soc, self.gmc, self.ih, self.psp = Soc(self), Gmc(self), InterruptRing(self), Psp(self)
         self.smu, self.gfx, self.sdma = Smu(self), Gfx(self), Sdma(self)
 

@@ -34,6 +34,7 @@ AID_REMOTE = 1 << 34
 
 RSMU_INDEX = 0x14
 RSMU_DATA = 0x15
+"""where every known card has the pair"""
 
 
 class AmdSpace(RegisterSpace):
@@ -45,14 +46,17 @@ class AmdSpace(RegisterSpace):
         """number of registers that the BAR reaches"""
         self._read32 = window.read32
         self._write32 = window.write32
+        self.rsmu_index = RSMU_INDEX
+        self.rsmu_data = RSMU_DATA
+        """places of the pair; the driver corrects them once the card has told its bases"""
         self._lock = threading.Lock()
 
     def read(self, index: int) -> int:
         if index < self.direct:
             return self._read32(index << 2)
         with self._lock:
-            self._write32(RSMU_INDEX << 2, index << 2)
-            return self._read32(RSMU_DATA << 2)
+            self._write32(self.rsmu_index << 2, index << 2)
+            return self._read32(self.rsmu_data << 2)
 
     def reader(self, index: int) -> Callable[[], int]:
         return partial(self._read32, index << 2) if index < self.direct else partial(self.read, index)
@@ -62,8 +66,8 @@ class AmdSpace(RegisterSpace):
             self._write32(index << 2, value)
             return
         with self._lock:
-            self._write32(RSMU_INDEX << 2, index << 2)
-            self._write32(RSMU_DATA << 2, value)
+            self._write32(self.rsmu_index << 2, index << 2)
+            self._write32(self.rsmu_data << 2, value)
 
     def read_aid(self, aid: int, index: int) -> int:
         """A register of another die of the package, through PCIE_INDEX2."""
