@@ -96,7 +96,7 @@ class Bridge:
 class ConfigInfo:
     """Configuration space, decoded. `bars` holds addresses only (sizes are not in the registers): size 0 means not known here.
 
-    faults: what was wrong with the capability lists or could not be read; `capabilities` then holds the good part.
+    faults: what was wrong with BARs or capability lists or could not be read; `capabilities` then holds the good part.
     """
 
     id: PciId
@@ -165,6 +165,11 @@ def decode(config: ConfigSpace) -> ConfigInfo:
     header_type = header & 0x7F
     subsystem = config.read32(0x2C) if header_type == 0 else 0
     capabilities, faults = _capabilities(config)
+    try:
+        bars = tuple(read_bars(config).values())
+    except ConfigInvalid as fault:
+        bars = ()
+        faults.append(fault)
     return ConfigInfo(
         id=PciId(ids & 0xFFFF, ids >> 16, class_revision & 0xFF, class_revision >> 8, subsystem & 0xFFFF, subsystem >> 16),
         command=config.read16(COMMAND),
@@ -173,7 +178,7 @@ def decode(config: ConfigSpace) -> ConfigInfo:
         multifunction=bool(header & 0x80),
         interrupt_pin=config.read8(0x3D),
         interrupt_line=config.read8(0x3C),
-        bars=tuple(read_bars(config).values()),
+        bars=bars,
         bridge=_bridge(config) if header_type == 1 else None,
         capabilities=tuple(capabilities),
         faults=tuple(faults),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,12 @@ def scan(host: HostFiles = HOST) -> list[PciFunction]:
             means="this system has no PCI, or a container hides /sys",
             remedy="run outside the container, or mount /sys into it; without hardware: `--mock navi31`",
         ) from error
-    return [describe(name, host, names) for name in names if ADDRESS.fullmatch(name)]
+    found = []
+    for name in names:
+        if ADDRESS.fullmatch(name):
+            with suppress(NothingFound):  # removed meanwhile
+                found.append(describe(name, host, names))
+    return found
 
 
 def describe(address: str, host: HostFiles = HOST, names: Iterable[str] | None = None) -> PciFunction:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from hw.errors import BusLost, CapabilityLoop, ConfigInvalid, ConfigTruncated, Refused, ResizeRefused
+from hw.errors import BusLost, CapabilityLoop, ConfigInvalid, ConfigTruncated, Refused, ResizeRefused, TghwError
 from hw.pci import caps, config, extcaps
 from hw.pci.config import BytesConfig, ConfigInfo, decode, set_bar_size, show_size, size_bars
 from hw.pci.device import Bar
@@ -117,6 +120,27 @@ def test_link_state_and_error_bits_are_words() -> None:
     assert gpu.memory_enabled
     pasid = next(capability for capability in gpu.capabilities if isinstance(capability, extcaps.Pasid))
     assert (pasid.execute_supported, pasid.privileged_supported, pasid.width) == (True, True, 16)
+
+
+def test_a_bar_of_no_known_kind_is_a_fault_not_a_value() -> None:
+    image = bytearray(64)
+    image[0:4] = bytes.fromhex("02104c74")
+    image[0x10] = 6
+    info = decode(BytesConfig(image))
+    assert info.bars == ()
+    assert "BAR0 has type bits 0x3" in info.faults[0].what
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(min_size=0, max_size=64), st.binary(max_size=1024), st.sampled_from([64, 256, 4096]), st.integers(0, 0xFF), st.integers(0x100, 0x3FF))
+def test_no_image_makes_the_decoder_fail_untyped(header: bytes, body: bytes, size: int, pointer: int, place: int) -> None:
+    image = bytearray(header.ljust(64, b"\0") + body).ljust(size, b"\0")[:size]
+    image[6] |= 0x10
+    image[0x34] = pointer
+    if size == 4096:
+        image[0x100:0x104] = (0x10001 | place << 20).to_bytes(4, "little")
+    with suppress(TghwError):
+        json.dumps(decode(BytesConfig(image)).to_dict())
 
 
 # --- a function whose BARs behave ---------------------------------------------------------------------------------------

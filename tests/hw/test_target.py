@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hw import target
 from hw.errors import EXIT_NOTHING_FOUND, EXIT_USAGE, NothingFound, TargetError
@@ -92,6 +94,17 @@ def test_common_mistakes_get_the_right_form(text: str, hint: str) -> None:
     with pytest.raises(TargetError) as caught:
         target.parse(text)
     assert hint in caught.value.means
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet="MOCKPIUSBAMDNVLTX0129:+,;=-._gfxsm ", max_size=30))
+def test_any_string_is_understood_or_refused_with_a_type(text: str) -> None:
+    try:
+        targets = target.parse_list(text)
+    except TargetError as error:
+        assert "device string" in error.what and "allowed" in error.read
+    else:
+        assert target.parse_list(";".join(map(str, targets))) == targets
 
 
 def test_semicolon_joins_targets() -> None:
