@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mocks.amd.tlb import EXECUTE, PAGE, WRITE
+from mocks.amd.tlb import PAGE, WRITE
 from mocks.memory import SparseMemory
 
 if TYPE_CHECKING:
@@ -24,12 +24,7 @@ ARENA = 1 << 30
 """address space for cached pages (bytes); only what is used costs memory"""
 
 GLI_INV = 3 << 0
-GLM_WB = 1 << 4
-GLM_INV = 1 << 5
-GLK_WB = 1 << 6
 GLK_INV = 1 << 7
-GLV_INV = 1 << 8
-GL1_INV = 1 << 9
 GL2_DISCARD = 1 << 13
 GL2_INV = 1 << 14
 GL2_WB = 1 << 15
@@ -126,11 +121,12 @@ class CachedMemory:
 
     @staticmethod
     def _bytes_at(address: int) -> np.ndarray:
-        return np.frombuffer((ctypes.c_uint8 * PAGE).from_address(address), dtype=np.uint8)
+        view: np.ndarray = np.ctypeslib.as_array((ctypes.c_uint8 * PAGE).from_address(address))
+        return view
 
     def _differences(self, page: int) -> np.ndarray:
         copy, base = self._l2[page]
-        return self._bytes_at(copy) != self._bytes_at(base)
+        return np.not_equal(self._bytes_at(copy), self._bytes_at(base))
 
     def _write_back(self, page: int) -> None:
         """The bytes written since the page was read go to memory."""
@@ -160,13 +156,3 @@ class CachedMemory:
         copy, base = self._l2.pop(page)
         self._free += (copy, base)
         self._written.discard(page)
-
-
-def instruction_cache_dropped(control: int) -> bool:
-    """Does a GCR_CNTL value invalidate the instruction cache? Field GLI_INV: 0 nothing, 1 everything, 2 and 3 a range."""
-    return bool(control & GLI_INV)
-
-
-def is_code(access: int) -> bool:
-    """Is this access an instruction fetch?"""
-    return bool(access & EXECUTE)

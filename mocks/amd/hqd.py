@@ -110,7 +110,7 @@ class Hqd:
         self.shader.update((SH_FIRST + 0x40 + number, words[65 + number]) for number in range(16))
 
     def available(self) -> int:
-        """Dwords between read and write pointer. A write pointer that is further ahead than the ring is long, or behind, is taken modulo the ring, as the ring's own counters do."""
+        """Dwords between read and write pointer. One that is further ahead than the ring is long, or behind, is taken modulo the ring."""
         ahead = self.wptr - self.rptr
         if not 0 <= ahead <= self.ring_dwords:
             log.warning("%s: write pointer %#x is not within a ring of %#x dwords ahead of read pointer %#x", self, self.wptr, self.ring_dwords, self.rptr)

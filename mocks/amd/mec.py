@@ -12,9 +12,10 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from drivers.amd.layouts import ih
+from drivers.amd.regs import table as register_table
 from hw.errors import NotModelled
 from mocks.amd.block import ALL_BITS, Block, Reg, on_read, on_write, stored
-from mocks.amd.cache import GLI_INV
+from mocks.amd.dispatch import Launch, read_launch
 from mocks.amd.fw import MEC_START
 from mocks.amd.grbm import PIPES, QUEUES
 from mocks.amd.hqd import Hqd
@@ -34,6 +35,8 @@ HQD_HOLE = 0x1FB9
 """offsets in segment 0: CP_MQD_BASE_ADDR, CP_HQD_PQ_WPTR_HI, and the dword between them that has no name (errata 9)"""
 SHADER_FIRST = 0x1BA0
 SHADER_LAST = 0x1C9F
+SHADER_PATTERNS = tuple(name for name in register_table("GC", (11, 0, 0)) if name.startswith("COMPUTE_"))
+"""the compute shader registers; every gfx11 chip has the same names"""
 
 FIRMWARE_CODE = 89
 FIRMWARE_STACK = 94
@@ -51,6 +54,8 @@ AQL_SLOTS = 3 << 18
 """CP_HQD_PQ_CONTROL.SLOT_BASED_WPTR"""
 TIME_STAMP_INTERRUPT = 1 << 26
 """CP_INT_CNTL: interrupts of end-of-pipe events"""
+LDS_LIMIT = 64 << 10
+"""bytes of LDS that one group can have"""
 DEQUEUE_DRAIN = 1
 DEQUEUE_RESET = 2
 DEQUEUE_TIME = 5e-6
@@ -74,15 +79,17 @@ class Mec(Block):
             stored("GC", "CP_MEC_DOORBELL_RANGE_LOWER", "CP_MEC_DOORBELL_RANGE_UPPER"),
             stored("GC", "CP_MEC_RS64_CNTL", reset=HALT | 0xF << PIPE_RESET),
         )
-        self.hole("GC", 0, HQD_HOLE, "unnamed dword among the queue registers", bank="queue")
-        self.changed = self.scheduler.signal()
-        """set when engines start or stop running"""
         first = gpu.bases("GC")[0]
         self.shader_registers = {first + table.place(name)[1]: name for name in table if table.place(name)[0] == 0 and SHADER_FIRST <= table.place(name)[1] <= SHADER_LAST}
         """absolute dword -> name of what SET_SH_REG may set"""
+        self.hole("GC", 0, HQD_HOLE, "unnamed dword among the queue registers", bank="queue")
+        self.changed = self.scheduler.signal()
+        """set when engines start or stop running"""
         self.queues: dict[tuple[int, int, int], Hqd] = {}
         self._queue_registers: dict[str, Reg] = {}
         self._started = [False] * PIPES
+        self._engines = gpu.profile["discovery"]["gc"]["values"][0]
+        """shader engines"""
         self._up_at = 0.0
         """when the engine has come up after it was last let go"""
         self._tasks: list[Any] = []
@@ -147,8 +154,6 @@ class Mec(Block):
 
     def cache_action(self, control: int) -> None:
         """A GCR_CNTL value from ACQUIRE_MEM or RELEASE_MEM."""
-        if control & GLI_INV:
-            self.executor.drop_code()
         if self._hub.memory is not None:
             self._hub.memory.action(control)
 
@@ -164,6 +169,17 @@ class Mec(Block):
     @staticmethod
     def put(host: int, data: bytes) -> None:
         ctypes.memmove(host, data, len(data))
+
+    # --- waves ---
+
+    def dispatch(self, hqd: Hqd, dims: tuple[int, int, int], initiator: int) -> None:
+        """What a dispatch packet asks for, with the queue's shader registers as they are now."""
+        launch = read_launch(hqd.shader, dims, initiator, engines=self._engines, lds_limit=LDS_LIMIT)
+        if launch is not None:
+            self.start_waves(hqd, launch)
+
+    def start_waves(self, hqd: Hqd, launch: Launch) -> None:
+        raise NotModelled("waves")
 
     # --- queues come and go ---
 
@@ -248,6 +264,16 @@ class Mec(Block):
             hqd.waves.clear()
             reg.value = 0
 
+    @on_read("GC", *SHADER_PATTERNS)
+    def read_shader_register(self, reg: Reg) -> int:
+        """What the selected queue's dispatches use."""
+        hqd = self._selected()
+        return hqd.shader.get(reg.index, 0) if hqd is not None else 0
+
+    @on_write("GC", *SHADER_PATTERNS)
+    def write_shader_register(self, value: int, reg: Reg) -> None:
+        raise NotModelled(f"write of {reg.name} over the bus instead of by SET_SH_REG")
+
     @on_read("GC", "CP_HQD_PQ_RPTR")
     def read_pointer(self, reg: Reg) -> int:
         hqd = self._selected()
@@ -284,13 +310,13 @@ class Mec(Block):
         """Is there firmware, and does the program counter name its entry? Of firmware that was not fabricated, the entry is not known: then any but 0."""
         loaded = self.gpu.psp.commands.loaded
         if FIRMWARE_CODE not in loaded or FIRMWARE_STACK not in loaded:
-            log.warning("MEC pipe %d starts without firmware", pipe)
+            log.info("MEC pipe %d starts without firmware", pipe)
             return False
         key = (ME, pipe)
         start = self.reg("GC", "CP_MEC_RS64_PRGRM_CNTR_START_HI").of(key) << 32 | self.reg("GC", "CP_MEC_RS64_PRGRM_CNTR_START").of(key)
         right = start == MEC_START >> 2 if loaded[FIRMWARE_CODE].simulated else start != 0
         if not right:
-            log.warning("MEC pipe %d starts at %#x, where no program begins", pipe, start << 2)
+            log.info("MEC pipe %d starts at %#x, where no program begins", pipe, start << 2)
         return right
 
     @on_read("GC", "CP_MEC_RS64_INSTR_PNTR")

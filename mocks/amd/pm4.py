@@ -179,8 +179,9 @@ class Pm4:
         return handler(self, words[position + 1 : position + size])
 
     def _take_time(self) -> float:
+        """Time used since the last step. A strict machine stretches it at random, so that engines overtake each other."""
         spent, self._spent = self._spent, 0.0
-        return spent
+        return spent * self.mec.scheduler.between(0.5, 2.0) if self.strict else spent
 
     def _report(self) -> None:
         """Store the read pointer where software wants it: 32 bits, modulo the ring."""
@@ -235,6 +236,12 @@ class Pm4:
         for index, value in enumerate(payload[1:], first):
             self.gpu.write_register(index, value)
 
+    def _read_register(self, index: int) -> int:
+        """A register as this queue sees it: shader registers are its own."""
+        if index in self.mec.shader_registers:
+            return self.hqd.shader.get(index, 0)
+        return self.gpu.read_register(index)
+
     def _write_register(self, index: int, value: int) -> None:
         """A register outside the spaces of SET_*_REG: only for privileged queues."""
         if not self.hqd.privileged:
@@ -256,7 +263,7 @@ class Pm4:
             if info >> 6 & 3 == 1:
                 self._write_register(polled, reference)
                 polled = high & 0x3FFFF
-            seen = lambda: self.gpu.read_register(polled)  # noqa: E731
+            seen = lambda: self._read_register(polled)  # noqa: E731
         else:
             raise QueueStop(f"WAIT_REG_MEM in space {memory}", INTERRUPT_RESERVED_BITS)
         if compare(seen() & mask, reference):
@@ -337,7 +344,7 @@ class Pm4:
             value = int.from_bytes(self.hub.read(self.hqd.vmid, source_high << 32 | source_low & -size, size, CLIENT_CPC), "little")
         elif source in (0, 4):
             index = source_low & 0x3FFFF
-            value = self.gpu.read_register(index) | (self.gpu.read_register(index + 1) << 32 if size == 8 else 0)
+            value = self._read_register(index) | (self._read_register(index + 1) << 32 if size == 8 else 0)
         elif source == 5:
             value = source_low | source_high << 32
         elif source in (9, 10):

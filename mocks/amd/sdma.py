@@ -204,8 +204,9 @@ class Engine:
             yield self._take_time()
 
     def _take_time(self) -> float:
+        """Time used since the last step. A strict machine stretches it at random, so that engines overtake each other."""
         spent, self._spent = self._spent, 0.0
-        return spent
+        return spent * self.block.scheduler.between(0.5, 2.0) if self.gpu.strict else spent
 
     def _report(self) -> None:
         if self.writes_back and self.rptr != self._reported:
@@ -244,7 +245,7 @@ class Engine:
         """Carry out one packet, `place` being its dword in the ring; what takes time comes back to be stepped."""
         self._spent += PACKET_TIME
         operation = packet[0] & 0xFF
-        if operation == OP_NOP or operation == OP_DUMMY_TRAP:
+        if operation in (OP_NOP, OP_DUMMY_TRAP):
             return None
         return _HANDLERS[operation](self, packet, place)
 

@@ -155,8 +155,10 @@ class TableCache:
 
     def _walk(self, vmid: int, va: int, context: Context) -> Translation:
         self.walks += 1
-        if not context.enabled or not context.start <= va <= context.end:
-            raise WalkFault("range", WALKER_RANGE, NOT_VALID, why=f"{va:#x} lies outside [{context.start:#x}, {context.end:#x}]" if context.enabled else f"VMID {vmid} has no context enabled")
+        if not context.enabled:
+            raise WalkFault("range", WALKER_RANGE, NOT_VALID, why=f"VMID {vmid} has no context enabled")
+        if not context.start <= va <= context.end:
+            raise WalkFault("range", WALKER_RANGE, NOT_VALID, why=f"{va:#x} lies outside [{context.start:#x}, {context.end:#x}]")
         if context.block_bits:
             raise WalkFault("range", WALKER_RANGE, NOT_VALID, 1, why="page tables of more than 512 entries do not exist on this generation")
         offset = va - context.start
@@ -174,7 +176,7 @@ class TableCache:
         while True:
             shift = PAGE_SHIFT + TABLE_BITS * above
             if not entry & VALID:
-                raise WalkFault("valid" if above == 0 else "pde0", above + 1 if above else 0, NOT_VALID, why=f"entry {entry:#x} of the level that maps {1 << shift:#x} bytes is not valid")
+                raise WalkFault("valid" if above == 0 else "pde0", above + 1 if above else 0, NOT_VALID, why=f"the entry for {1 << shift:#x} bytes is not valid ({entry:#x})")
             if above == 0 or entry & IS_PAGE:
                 return self._leaf(va, entry, shift, above)
             if entry & TRANSLATE_FURTHER:
@@ -203,7 +205,7 @@ class TableCache:
         if self.keep_lines:
             line_shift = shift + LINE_BITS
             self._lines[vmid, above, offset >> line_shift] = (va - (offset & (1 << line_shift) - 1), line)
-        return line[index & LINE_ENTRIES - 1]
+        return int(line[index & LINE_ENTRIES - 1])
 
     @staticmethod
     def _leaf(va: int, entry: int, shift: int, above: int) -> Translation:
