@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hw.errors import NotSupported, TghwError, UsageError
 
-__all__ = ["BindingError", "CompileError", "DTypeError", "DeviceMismatch", "NotExecuted", "NotSupported", "ShapeError", "show_shape"]
+__all__ = ["BindingError", "CompileError", "DTypeError", "DeviceMismatch", "NotExecuted", "NotSupported", "ShapeError", "UsageError", "show_shape"]
 
 
 class ShapeError(UsageError, ValueError):

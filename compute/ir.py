@@ -5,8 +5,8 @@ A value has a dtype and a lane count (1, or the width of a small vector). Ops of
 
 - all ops of compute/ops.py except the expanded ones, plus `cast`, `bitcast`
 - `const` (arg: number), `param` (arg: index of a size parameter), `workgroup`, `workitem` (their flat ids, int32)
-- `load` (args: index[, gate]; arg: parameter, constant offset), `store` (args: index, value; arg: the same); offsets count elements;
-  with several lanes they access consecutive elements; a load whose gate is false gives 0
+- `load` (args: index[, gate]; arg: parameter, constant offset, aligned), `store` (args: index, value; arg: the same); offsets count elements;
+  with several lanes they access consecutive elements, aligned to their whole size or not; a load whose gate is false gives 0
 - `lload`, `lstore` (arg: number of the local array) and `barrier`: memory shared by a workgroup
 - `splat`, `extract` (arg: lane), `vector` (one scalar a lane), `lanes` (0, 1, 2, ... as int32)
 - `phi`, `result` (arg: position) and `counter` of a loop
@@ -21,7 +21,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any
 
 from compute import dtypes
 from compute.dtypes import DType
@@ -66,7 +66,7 @@ class If:
     body: list[Statement] = field(default_factory=list)
 
 
-Statement = Union[Value, Loop, If]
+Statement = Value | Loop | If
 
 
 @dataclass(frozen=True)
@@ -188,9 +188,10 @@ class Builder:
     def vector(self, parts: Sequence[Value]) -> Value:
         return parts[0] if len(parts) == 1 else self.pure("vector", parts[0].dtype, len(parts), tuple(parts))
 
-    def load(self, param: int, dtype: DType, index: Value, offset: int, lanes: int, gate: Value | None) -> Value:
+    def load(self, param: int, dtype: DType, index: Value, offset: int, lanes: int, gate: Value | None, aligned: bool = False) -> Value:
+        """aligned: the first element's number is a multiple of the lane count."""
         args = (index,) if gate is None else (index, gate)
-        return self.pure("load", dtype, lanes, args, (param, offset))
+        return self.pure("load", dtype, lanes, args, (param, offset, aligned))
 
     # --- effects ---
 

@@ -175,7 +175,7 @@ class _Math:
     def num(self, value: float) -> Value:
         return self.b.const(value, self.form.dtype)
 
-    def int(self, value: int) -> Value:
+    def whole(self, value: int) -> Value:
         return self.b.const(value, self.form.integer)
 
     def alu(self, op: str, *args: Value) -> Value:
@@ -214,13 +214,13 @@ class _Math:
 
     def power_of_two(self, k: Value) -> Value:
         """2**k as a float for an integer k in the range of normal numbers."""
-        return self.b.bitcast(self.shl(self.add(k, self.int(self.form.bias)), self.form.mantissa), self.form.dtype)
+        return self.b.bitcast(self.shl(self.add(k, self.whole(self.form.bias)), self.form.mantissa), self.form.dtype)
 
     def scale(self, x: Value, k: Value) -> Value:
         """x * 2**k with one rounding, also into the denormals: the first of two steps is exact."""
-        whole = self.b.cast(k, self.form.integer)
-        half = self.shr(whole, 1)
-        return self.mul(self.mul(x, self.power_of_two(half)), self.power_of_two(self.sub(whole, half)))
+        exponent = self.b.cast(k, self.form.integer)
+        half = self.shr(exponent, 1)
+        return self.mul(self.mul(x, self.power_of_two(half)), self.power_of_two(self.sub(exponent, half)))
 
     def copy_sign(self, magnitude: Value, sign: Value) -> Value:
         form = self.form
@@ -252,10 +252,10 @@ class _Math:
         form = self.form
         small = self.alu("lt", x, self.num(form.tiny))
         x = self.where(small, self.mul(x, self.num(2.0**form.tiny_exponent)), x)
-        bits = self.sub(self.b.bitcast(x, form.integer), self.int(form.sqrt_half_bits))
+        bits = self.sub(self.b.bitcast(x, form.integer), self.whole(form.sqrt_half_bits))
         e = self.shr(bits, form.mantissa)
-        e = self.where(small, self.sub(e, self.int(form.tiny_exponent)), e)
-        m = self.add(self.alu("and", bits, self.int((1 << form.mantissa) - 1)), self.int(form.sqrt_half_bits))
+        e = self.where(small, self.sub(e, self.whole(form.tiny_exponent)), e)
+        m = self.add(self.alu("and", bits, self.whole((1 << form.mantissa) - 1)), self.whole(form.sqrt_half_bits))
         return self.b.cast(e, form.dtype), self.sub(self.b.bitcast(m, form.dtype), self.num(1.0))
 
     def log_rest(self, f: Value) -> Value:
@@ -482,17 +482,17 @@ class _Math:
         rounds = -(-(2 * form.bias + form.mantissa) // chunk)
         zero = b.const(0, u)
         divisor = self.where(self.alu("eq", my, zero), b.const(1, u), my)
-        left = self.alu("max", self.sub(ex, ey), self.int(0))
+        left = self.alu("max", self.sub(ex, ey), self.whole(0))
         lanes = max(mx.lanes, my.lanes)
         start = b.alu("mod", b.splat(mx, lanes), b.splat(divisor, lanes))
         with b.loop(b.const(rounds, i32), [start, b.splat(left, lanes)]) as loop:
             remainder, remaining = loop.phis
-            step = self.alu("min", remaining, self.int(chunk))
+            step = self.alu("min", remaining, self.whole(chunk))
             moved = b.alu("shl", remainder, b.bitcast(step, u), arg="inside")
             loop.yields = [b.alu("mod", moved, b.splat(divisor, lanes)), self.sub(remaining, step)]
         remainder = loop.results[0]
         # remainder * 2**(ey - bias - mantissa): two exact steps, because the true remainder is a float
-        scaled = self.scale(b.cast(b.bitcast(remainder, form.integer), form.dtype), self.sub(ey, self.int(form.bias + form.mantissa)))
+        scaled = self.scale(b.cast(b.bitcast(remainder, form.integer), form.dtype), self.sub(ey, self.whole(form.bias + form.mantissa)))
         result = self.where(self.alu("lt", ax, ay), ax, scaled)
         invalid = self.alu("or", self.alu("eq", ay, self.num(0.0)), self.alu("or", self.alu("ne", y, y), self.alu("not", self.alu("lt", ax, self.num(float("inf"))))))
         return self.where(invalid, self.num(float("nan")), self.copy_sign(result, x))
@@ -502,10 +502,10 @@ class _Math:
         form, b = self.form, self.b
         bits = b.bitcast(x, form.integer)
         e = self.shr(bits, form.mantissa)
-        fraction = self.alu("and", bits, self.int((1 << form.mantissa) - 1))
-        normal = self.alu("ne", e, self.int(0))
-        m = self.where(normal, self.alu("or", fraction, self.int(1 << form.mantissa)), fraction)
-        return self.alu("max", e, self.int(1)), b.bitcast(m, form.unsigned)
+        fraction = self.alu("and", bits, self.whole((1 << form.mantissa) - 1))
+        normal = self.alu("ne", e, self.whole(0))
+        m = self.where(normal, self.alu("or", fraction, self.whole(1 << form.mantissa)), fraction)
+        return self.alu("max", e, self.whole(1)), b.bitcast(m, form.unsigned)
 
 
 def _integer_pow(b: Builder, base: Value, exponent: Value) -> Value:

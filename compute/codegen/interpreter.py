@@ -99,7 +99,7 @@ class _Run:
 
     def access(self, v: Value, args: list[Array]) -> Array:
         if v.op in ("load", "store"):
-            number, offset = v.arg
+            number, offset = v.arg[:2]
             where: tuple[Any, ...] = ()
             memory = self.memory[number]
         else:

@@ -6,11 +6,10 @@ import ctypes
 import functools
 from typing import Any
 
-from hw.errors import NotSupported
-
 from compute.codegen.llvm_text import Flavour, generate
 from compute.errors import CompileError
 from compute.ir import Kernel
+from hw.errors import NotSupported
 
 _SPEED_LEVEL = 2
 _CODE_OBJECT_VERSION = 500

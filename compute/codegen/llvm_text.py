@@ -455,7 +455,7 @@ class _Writer:
         name = f"@{self.kernel.name}.local{v.arg}"
         count = self.kernel.locals[v.arg][1]
         kind = _memory_type(v.dtype, 1)
-        return self.temp(f"getelementptr inbounds [{count} x {kind}], ptr{self.flavour.local_space} {name}, i32 0, i32 {self.ref(v.args[0])}")
+        return self.temp(f"getelementptr inbounds [{count} x {kind}], ptr{self.flavour.local_space} {name}, i32 0, {self.typed(v.args[0])}")
 
     def load(self, v: Value) -> str:
         kind, memory = vector_type(v.dtype, v.lanes), _memory_type(v.dtype, v.lanes)
@@ -476,7 +476,7 @@ class _Writer:
         return read
 
     def alignment(self, v: Value) -> int:
-        whole = v.op in ("load", "store") and len(v.arg) > 2 and v.arg[2]
+        whole = v.op in ("load", "store") and v.arg[2]
         return v.dtype.size * (v.lanes if whole else 1)
 
     def store(self, v: Value) -> None:
