@@ -29,8 +29,7 @@ from typing import Any, NamedTuple
 
 from hw.errors import TghwError
 from hw.mmio import Batch, BytesLike, Mmio, Pending
-from hw.pci.config import check_access
-from hw.pci.device import Bar, ConfigSpace, DmaMemory, Irq, PciDevice
+from hw.pci.device import Bar, ConfigSpace, DmaMemory, Irq, PciDevice, check_access
 
 FORMAT = "tghw trace"
 VERSION = 1

@@ -24,7 +24,7 @@ from hw.pci.caps import (
     plain,
     standard_entries,
 )
-from hw.pci.device import COMMAND, COMMAND_BUS_MASTER, COMMAND_MEMORY, Bar, ConfigSpace, PciId
+from hw.pci.device import COMMAND, COMMAND_BUS_MASTER, COMMAND_MEMORY, Bar, ConfigSpace, PciId, check_access, show_size
 from hw.pci.extcaps import RESIZABLE_BAR, ResizableBars, SizableBar, decode_extended
 
 COMMAND_IO = 1 << 0
@@ -58,16 +58,6 @@ class BytesConfig(ConfigSpace):
         check_access(offset, size)
         if offset + size > self.size:
             raise ConfigTruncated(f"configuration space at {offset:#x}", read=f"{self.size} bytes of it")
-
-
-def check_access(offset: int, size: int) -> None:
-    """Raise ConfigInvalid unless this is an aligned access of 1, 2 or 4 bytes inside 4096 bytes."""
-    if size not in (1, 2, 4) or offset % size or not 0 <= offset <= 4096 - size:
-        raise ConfigInvalid(
-            f"access of {size} bytes at {offset:#x} of configuration space",
-            means="configuration space is accessed at 1, 2 or 4 aligned bytes below 0x1000",
-            remedy="correct the offset or size",
-        )
 
 
 @dataclass(frozen=True)
@@ -134,7 +124,7 @@ class ConfigInfo:
             "status": f"{self.status:#06x}",
             "interrupt_pin": self.interrupt_pin,
             "interrupt_line": self.interrupt_line,
-            "bars": [{"bar": bar.index, "address": f"{bar.address:#x}", "kind": kind_of(bar)} for bar in self.bars],
+            "bars": [{"bar": bar.index, "address": f"{bar.address:#x}", "kind": bar.kind} for bar in self.bars],
         }
         if self.bridge is None:
             result["subsystem"] = f"{identity.subsystem_vendor:#06x}:{identity.subsystem_device:#06x}"
@@ -144,13 +134,6 @@ class ConfigInfo:
         if self.faults:
             result["faults"] = [fault.to_dict() for fault in self.faults]
         return result
-
-
-def kind_of(bar: Bar) -> str:
-    """A BAR's type in words."""
-    if bar.is_io:
-        return "I/O"
-    return f"memory {64 if bar.is_64bit else 32}-bit" + (", prefetchable" if bar.prefetchable else "")
 
 
 def decode(config: ConfigSpace) -> ConfigInfo:
@@ -361,14 +344,6 @@ def set_bar_size(config: ConfigSpace, index: int, size: int) -> None:
         after = config.read32(bar.control_offset)
     if after >> 8 & 0x3F != size.bit_length() - 21:
         raise ResizeRefused(f"BAR{index} did not take {show_size(size)}", read=f"control register {after:#010x}", means="the device ignored the new size")
-
-
-def show_size(size: int) -> str:
-    """A power-of-two size as people write it: "256MB", "16GB"."""
-    for shift, unit in ((40, "TB"), (30, "GB"), (20, "MB"), (10, "KB")):
-        if size >= 1 << shift and size % (1 << shift) == 0:
-            return f"{size >> shift}{unit}"
-    return f"{size}B"
 
 
 # --- text dumps -------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from hw.clock import HOST_CLOCK, Clock
-from hw.errors import BarUnassigned, BusLost, BusMasterRefused, NotSupported
+from hw.errors import BarUnassigned, BusLost, BusMasterRefused, ConfigInvalid, NotSupported
 from hw.mmio import Mmio
 
 DMA_PAGE = 4096
@@ -46,6 +46,13 @@ class Bar:
     resizable_to: tuple[int, ...] = ()
     """sizes in bytes that the resizable-BAR capability offers, ascending; empty when it has none"""
 
+    @property
+    def kind(self) -> str:
+        """The type in words: "I/O", "memory 64-bit, prefetchable"."""
+        if self.is_io:
+            return "I/O"
+        return f"memory {64 if self.is_64bit else 32}-bit" + (", prefetchable" if self.prefetchable else "")
+
 
 @dataclass
 class DmaMemory:
@@ -61,6 +68,24 @@ class DmaMemory:
     @property
     def size(self) -> int:
         return len(self.pages) * DMA_PAGE
+
+
+def show_size(size: int) -> str:
+    """A power-of-two size as people write it: "256MB", "16GB"."""
+    for shift, unit in ((40, "TB"), (30, "GB"), (20, "MB"), (10, "KB")):
+        if size >= 1 << shift and size % (1 << shift) == 0:
+            return f"{size >> shift}{unit}"
+    return f"{size}B"
+
+
+def check_access(offset: int, size: int) -> None:
+    """Raise ConfigInvalid unless this is an aligned access of 1, 2 or 4 bytes inside 4096 bytes."""
+    if size not in (1, 2, 4) or offset % size or not 0 <= offset <= 4096 - size:
+        raise ConfigInvalid(
+            f"access of {size} bytes at {offset:#x} of configuration space",
+            means="configuration space is accessed at 1, 2 or 4 aligned bytes below 0x1000",
+            remedy="correct the offset or size",
+        )
 
 
 class ConfigSpace(ABC):

@@ -11,7 +11,6 @@ from typing import Any
 
 from hw.errors import NothingFound
 from hw.host import HOST, HostFiles
-from hw.pci.config import kind_of
 from hw.pci.device import Bar, PciId
 
 RESOURCE_IO = 0x100
@@ -65,9 +64,7 @@ class PciFunction:
             "console": self.is_console,
             "siblings": list(self.siblings),
             "parent": self.parent,
-            "bars": [
-                {"bar": bar.index, "address": f"{bar.address:#x}", "size": bar.size, "kind": kind_of(bar), "resizable_to": list(bar.resizable_to)} for bar in self.bars.values()
-            ],
+            "bars": [{"bar": bar.index, "address": f"{bar.address:#x}", "size": bar.size, "kind": bar.kind, "resizable_to": list(bar.resizable_to)} for bar in self.bars.values()],
         }
 
 

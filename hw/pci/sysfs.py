@@ -36,8 +36,7 @@ from hw.errors import (
 from hw.host import HOST, HostFiles
 from hw.mmio import LocalMmio
 from hw.pci import binding
-from hw.pci.config import check_access, show_size
-from hw.pci.device import COMMAND, COMMAND_MEMORY, Bar, ConfigSpace, DmaMemory, PciDevice
+from hw.pci.device import COMMAND, COMMAND_MEMORY, Bar, ConfigSpace, DmaMemory, PciDevice, check_access, show_size
 from hw.pci.functions import AWAKE, PciFunction, describe, function_directory, read_resources, scan
 from hw.poll import poll
 

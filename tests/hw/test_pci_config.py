@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from hw.errors import BusLost, CapabilityLoop, ConfigInvalid, ConfigTruncated, Refused, ResizeRefused, TghwError
 from hw.pci import caps, config, extcaps
-from hw.pci.config import BytesConfig, ConfigInfo, decode, set_bar_size, show_size, size_bars
-from hw.pci.device import Bar
+from hw.pci.config import BytesConfig, ConfigInfo, decode, set_bar_size, size_bars
+from hw.pci.device import Bar, show_size
 
 VECTORS = json.loads((Path(__file__).parents[1] / "data" / "pci_config.json").read_text())
 IMAGES = {image["id"]: image for image in VECTORS["images"]}

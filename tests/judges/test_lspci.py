@@ -19,7 +19,8 @@ import pytest
 from hw.errors import CapabilityLoop
 from hw.pci import caps, extcaps
 from hw.pci.caps import Capability
-from hw.pci.config import BytesConfig, ConfigInfo, Window, decode, hexdump, show_size
+from hw.pci.config import BytesConfig, ConfigInfo, Window, decode, hexdump
+from hw.pci.device import show_size
 from mocks.machine import Machine
 
 pytestmark = pytest.mark.skipif(shutil.which("lspci") is None, reason="lspci is not installed (Debian: pciutils)")
