@@ -16,7 +16,7 @@ from drivers.amd.space import AmdSpace
 from drivers.amd.stages import Stage
 from firmware.amd_files import load_set
 from hw.alloc import Tlsf
-from hw.errors import BusLost, MemoryDisabled, NotSupported, PspError, ResizeRefused, WaitTimeout
+from hw.errors import BusLost, MemoryDisabled, NotSupported, PermissionMissing, PspError, ResizeRefused, WaitTimeout
 from hw.mmio import ALL_ONES_32
 from hw.pci.device import COMMAND, COMMAND_BUS_MASTER, COMMAND_MEMORY
 from hw.poll import poll
@@ -95,7 +95,7 @@ class Bringup:
         if largest > bar.size:
             try:
                 pci.resize_bar(VRAM_BAR, largest)
-            except (ResizeRefused, NotSupported) as error:
+            except (ResizeRefused, NotSupported, PermissionMissing) as error:
                 log.warning("%s; going on with a window of %d MiB", error, bar.size >> 20)
 
     def restore_pci(self) -> None:

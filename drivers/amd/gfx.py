@@ -6,7 +6,6 @@ Registers of queues, pipes and VMIDs are banked by GRBM_GFX_CNTL, which is alway
 
 from __future__ import annotations
 
-import logging
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,8 +18,6 @@ from hw.mmio import ALL_ONES_32
 
 if TYPE_CHECKING:
     from drivers.amd.device import AmdDevice
-
-log = logging.getLogger(__name__)
 
 Encode = Callable[..., int]
 """encode(register name, field=value...) -> register value"""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from drivers.amd.layouts.psp import READY
 from drivers.amd.space import MEMSIZE
-from hw.errors import BootError, BusError, NotSupported, PspError, ResetFailed, SmuError, WaitTimeout
+from hw.errors import BootError, BusError, NotSupported, PermissionMissing, PspError, ResetFailed, SmuError, WaitTimeout
 from hw.mmio import ALL_ONES_32
 from hw.pci.device import COMMAND
 from hw.poll import poll
@@ -50,6 +50,7 @@ class Reset:
         self._await_ready(by)
         dev.soc.forget()
         dev.psp.touched = False
+        dev.error_state = ""
         for hub in dev.gmc.hubs.values():
             hub.ready = False
 
@@ -59,7 +60,7 @@ class Reset:
         for name, request in (("the power controller", self._by_smu), ("the security processor", self._by_psp), ("the bus", self.dev.pci.reset)):
             try:
                 request()
-            except (SmuError, PspError, NotSupported, ResetFailed) as error:
+            except (SmuError, PspError, NotSupported, ResetFailed, PermissionMissing) as error:
                 log.warning("no reset by %s: %s", name, error)
                 failures.append(f"{name}: {error}")
             else:

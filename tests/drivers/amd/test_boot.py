@@ -304,3 +304,14 @@ def test_windows_cover_what_the_device_says(booted: Bench) -> None:
     assert dev.vram_read(place, 256) == data
     view = dev.vram_view(place, 256)
     assert view is not None and view.read(0, 256) == data
+
+
+def test_a_reset_that_begins_before_the_answer_is_read_is_no_error(booted: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "drivers.amd.reset")
+    dev = booted.again()
+    booted.gpu.profile["timings"]["reset_start"] = 1e-7
+    booted.gpu.profile["smu"]["message_time"] = [2e-3, 2e-3]
+    results = dev.boot(until="memory")
+    assert outcomes(results)["reset"] == "done"
+    assert "began before the answer was read" in caplog.text
+    assert dev.error_state == ""
