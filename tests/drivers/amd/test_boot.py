@@ -315,3 +315,12 @@ def test_a_reset_that_begins_before_the_answer_is_read_is_no_error(booted: Bench
     assert outcomes(results)["reset"] == "done"
     assert "began before the answer was read" in caplog.text
     assert dev.error_state == ""
+
+
+@pytest.mark.parametrize("stage", ["discovery", "soc", "psp", "sdma"])
+def test_a_boot_that_was_stopped_on_purpose_can_be_followed_by_a_whole_one(stage: str) -> None:
+    each = bench()
+    each.dev.boot(until=stage)
+    each.dev.boot()
+    assert each.dev.state() == "running"
+    assert each.gpu.resets == (1 if stage in ("psp", "sdma") else 0)
