@@ -17,13 +17,18 @@ from compute.runtime import Buffer, Device, Graph, Launch, Program, Timing
 from hw.target import Target
 
 _NULL_ARCH = "gfx1100"
+_ALIGNMENT = 64
+"""Bytes; the widest vector of a CPU."""
 
 
 class HostMemory(Device):
     """A device whose memory is this process's."""
 
     def alloc(self, size: int) -> Any:
-        return np.zeros(size, np.uint8)
+        """Bytes at a multiple of 64, so that whole vectors can be read at once."""
+        memory = np.zeros(size + _ALIGNMENT, np.uint8)
+        start = -memory.ctypes.data % _ALIGNMENT
+        return memory[start : start + size]
 
     def free(self, handle: Any) -> None:
         pass

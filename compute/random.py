@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from compute import dtypes
 from compute.dtypes import DType
@@ -46,6 +48,23 @@ def threefry(first: Tensor, second: Tensor, key: Tensor) -> tuple[Tensor, Tensor
             x0 = x0 + keys[step % 3]
             x1 = x1 + keys[(step + 1) % 3] + step
     return x0, x1
+
+
+def reference(count: int, seed: int, call: int) -> np.ndarray[Any, Any]:
+    """What uniform() draws as float32, computed by numpy alone."""
+    k0, k1 = np.uint32(seed), np.uint32(call)
+    keys = (k0, k1, k0 ^ k1 ^ np.uint32(_PARITY))
+    x0 = np.arange(count, dtype=np.uint32) + k0
+    x1 = np.zeros(count, np.uint32) + k1
+    for r in range(_ROUNDS):
+        turn = np.uint32(_ROTATIONS[r // 4 % 2][r % 4])
+        x0 = x0 + x1
+        x1 = ((x1 << turn) | (x1 >> (np.uint32(32) - turn))) ^ x0
+        if r % 4 == 3:
+            step = r // 4 + 1
+            x0 = x0 + keys[step % 3]
+            x1 = x1 + keys[(step + 1) % 3] + np.uint32(step)
+    return (x0 >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
 
 
 def uniform(counter: Tensor, key: Tensor, dtype: DType) -> Tensor:
