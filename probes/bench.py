@@ -48,11 +48,14 @@ def _selection() -> Selection:
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Rows for people; details a stage or a bus window at a time are left to --json."""
     rows: list[tuple[str, Any]] = []
     for key, value in values.items():
+        if key == "where":
+            continue
         if isinstance(value, dict):
             rows += _flat(value, f"{prefix}{key}.")
-        else:
+        elif not isinstance(value, list):
             rows.append((prefix + key, value))
     return rows
 

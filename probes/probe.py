@@ -20,6 +20,9 @@ NO_DEVICE_REMEDY = (
     "without hardware: `tghw --mock navi31 probe`"
 )
 
+AWAKE = ("D0", "", None)
+"""power states in which a function may be opened: opening one that sleeps would wake it"""
+
 
 def register(app: typer.Typer) -> None:
     app.command("probe")(probe)
@@ -84,6 +87,9 @@ def _describe(each: Found, index: int | None, selection: Selection) -> dict[str,
         item["boot_state"] = "dead-bus"
         return item
     item["bars"] = [_bar_dict(bar) for bar in each.bars.values()]
+    if item["power_state"] not in AWAKE:
+        item["boot_state"] = "gated"
+        return item
     try:
         with each.opener() as device:
             _read_device(item, device, each, selection)

@@ -14,9 +14,13 @@ from hw.errors import TghwError
 from probes.context import current
 
 
+PIPE_WIDTH = 240
+"""columns where no terminal says how many there are: wide enough that tables are not cut for `grep`"""
+
+
 def out() -> Console:
     """Where people read results."""
-    return Console(no_color=current().no_color or None, highlight=False, soft_wrap=True)
+    return Console(no_color=current().no_color or None, highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
 def err() -> Console:
@@ -47,7 +51,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
         return
     grid = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
-        grid.add_column(column, overflow="fold", no_wrap=not out().is_terminal)
+        grid.add_column(column, overflow="fold")
     for row in rows:
         grid.add_row(*row)
     out().print(grid)
