@@ -14,7 +14,7 @@ from drivers.amd.layouts import psp as layout
 from drivers.amd.layouts.psp import READY, BootLoaderCommand, RingCommand
 from firmware.amd_layouts import PSP_IMAGE_HEADER_SIZE, PSP_IMAGE_SIGNATURE_SIZE, SOS_IMAGE_IDS, SosPart
 from mocks.amd.block import Block, Reg, on_write, stored
-from mocks.amd.fw import check_image
+from mocks.amd.fw import check_image, is_simulated
 from mocks.amd.psp_commands import CommandProcessor
 from mocks.amd.vram import Unreachable
 from mocks.clock import Engine, Task
@@ -137,8 +137,11 @@ class Psp(Block):
             elif not self._in_order(command):
                 status = self._refuse(BAD_ORDER, f"{BootLoaderCommand(command).name} out of order")
             else:
-                fault = self._check_component(command, address)
-                status = self._refuse(BAD_IMAGE, f"{BootLoaderCommand(command).name}: {fault}") if fault else 0
+                image, fault = self._check_component(command, address)
+                if fault:
+                    status = self._refuse(BAD_IMAGE, f"{BootLoaderCommand(command).name}: {fault}")
+                elif command == BootLoaderCommand.LOAD_SOS and is_simulated(image) and self.components != ORDER[:-1]:
+                    status = self._refuse(BAD_ORDER, "the fabricated sOS needs every driver of its container")
         except Unreachable as error:
             self.refusal = f"boot loader stuck: {error}"
             log.warning("PSP: %s", self.refusal)
@@ -157,17 +160,17 @@ class Psp(Block):
         needed = [BootLoaderCommand[name] for name in self.numbers["boot_loader_needs"]]
         return all(each in self.components for each in needed if ORDER.index(each) < position)
 
-    def _check_component(self, command: int, address: int) -> str:
-        """What is wrong with the image at an address; "" when nothing. The header says how long it is."""
+    def _check_component(self, command: int, address: int) -> tuple[bytes, str]:
+        """The image at an address and what is wrong with it, "" when nothing. The header says how long it is."""
         header = self.gpu.mc_read(address, PSP_IMAGE_HEADER_SIZE)
         parts = COMPONENTS[command]
         ids = tuple(SOS_IMAGE_IDS[part] for part in parts)
         total = int.from_bytes(header[0x14:0x18], "little") + PSP_IMAGE_HEADER_SIZE + PSP_IMAGE_SIGNATURE_SIZE
         if total > layout.MESSAGE_BUFFER_SIZE:
-            return f"the header claims {total:#x} bytes"
+            return header, f"the header claims {total:#x} bytes"
         image = self.gpu.mc_read(address, total)
         fault = check_image(image, image_ids=ids, nameless=SosPart.KDB in parts)
-        return fault or self.commands.unknown_image(image)
+        return image, fault or self.commands.unknown_image(image)
 
     def _refuse(self, status: int, why: str) -> int:
         self.refusal = self.refusal or why
