@@ -194,6 +194,8 @@ class MockFunction:
         self.on_bus_reset: list[Callable[[], None]] = []
         self._link_up = True
         self._in_reset = False
+        self.bus_master = False
+        """may_master() as of the last change; asked for every access to host memory"""
         for slot in bars:
             self._declare_bar(slot)
         self._power_on = bytes(config.data)
@@ -253,10 +255,9 @@ class MockFunction:
     def command(self) -> int:
         return self.config.get(COMMAND, 2)
 
-    @property
-    def bus_master(self) -> bool:
+    def may_master(self) -> bool:
         """May accesses of the device's own get to the host? Every bridge on the way must let them."""
-        return bool(self.command & COMMAND_MASTER) and self.link_up and (self.parent is None or self.parent.bus_master)
+        return bool(self.command & COMMAND_MASTER) and self.link_up and (self.parent is None or self.parent.may_master())
 
     @property
     def power_state(self) -> int:
@@ -272,7 +273,8 @@ class MockFunction:
         return (high << 32 | low & ~0xF) & ~(slot.size - 1)
 
     def update_paths(self) -> None:
-        """Find out anew which BARs answer where the kernel believes them to be."""
+        """Find out anew which BARs answer where the kernel believes them to be, and whether the device reaches the host."""
+        self.bus_master = self.may_master()
         answers = bool(self.command & COMMAND_MEMORY) and self.link_up and not self._in_reset and self.power_state == D0
         for slot in self.slots.values():
             here = answers and not slot.is_io and slot.address != 0 and self.bar_address(slot) == slot.address

@@ -2,8 +2,8 @@
 
 L2 (GL2) holds copies of pages that shaders touch through cacheable mappings. What a shader writes stays there until a write-back;
 what the CPU writes to memory meanwhile is not seen until an invalidation. The scalar cache (GLK) holds pages that scalar loads have
-read, cacheable or not, until it is invalidated. The copy engines and the command processor look into L2 but leave nothing there.
-The vector caches of single compute units (GLV, GL1) and the instruction cache's lines are not modelled; the latter is the executor's.
+read, cacheable or not, until it is invalidated; the instruction cache (GLI) likewise for what was fetched. The copy engines and the
+command processor look into L2 but leave nothing there. The vector caches of single compute units (GLV, GL1) are not modelled.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GL2_WB = 1 << 15
 CLIENT_TCP = 8
 CLIENT_SQC_INSTRUCTION = 9
 CLIENT_SQC_DATA = 10
-_ALLOCATES = (CLIENT_TCP, CLIENT_SQC_INSTRUCTION, CLIENT_SQC_DATA)
+_ALLOCATES = (CLIENT_TCP, CLIENT_SQC_DATA)
 
 
 class CachedMemory:
@@ -47,6 +47,8 @@ class CachedMemory:
         """page in memory to (cached copy, what memory held when it was read)"""
         self._written: set[int] = set()
         self._scalar: dict[int, int] = {}
+        self._code: dict[int, int] = {}
+        """pages that the scalar and the instruction cache hold: page in memory to copy"""
         self._changed = changed
 
     def place(self, host: int, room: int, access: int, client: int, cacheable: bool) -> tuple[int, int]:
@@ -54,10 +56,11 @@ class CachedMemory:
         inside = host & PAGE - 1
         page = host - inside
         room = min(room, PAGE - inside)
-        if client == CLIENT_SQC_DATA and not access & WRITE:
-            copy = self._scalar.get(page)
+        if client in (CLIENT_SQC_DATA, CLIENT_SQC_INSTRUCTION) and not access & WRITE:
+            held_by = self._scalar if client == CLIENT_SQC_DATA else self._code
+            copy = held_by.get(page)
             if copy is None:
-                copy = self._scalar[page] = self._copy_of(self._l2[page][0] if page in self._l2 else page)
+                copy = held_by[page] = self._copy_of(self._l2[page][0] if page in self._l2 else page)
             return copy + inside, room
         if not cacheable:
             return host, room
@@ -90,16 +93,18 @@ class CachedMemory:
             for page in tuple(self._l2):
                 self._refresh(page)
             self._changed()
-        if control & GLK_INV:
-            self._free.extend(self._scalar.values())
-            self._scalar.clear()
-            self._changed()
+        for bits, held_by in ((GLK_INV, self._scalar), (GLI_INV, self._code)):
+            if control & bits and held_by:
+                self._free.extend(held_by.values())
+                held_by.clear()
+                self._changed()
 
     def clear(self) -> None:
         """Power was away: nothing is cached."""
         self._l2.clear()
         self._written.clear()
         self._scalar.clear()
+        self._code.clear()
         self._free.clear()
         self._top = 0
 

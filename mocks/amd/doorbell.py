@@ -38,10 +38,13 @@ class Doorbells(Block):
         self.ignored: deque[tuple[int, int, str]] = deque(maxlen=REMEMBERED)
         """(byte offset, value, reason) of writes that reached nobody"""
         gpu.function.slots[2].model = DoorbellBar(self)
+        self._first_entry = gpu.index("NBIO", "S2A_DOORBELL_ENTRY_0_CTRL")
+        self._aperture = gpu.index("NBIO", "RCC_DEV0_EPF0_RCC_DOORBELL_APER_EN")
 
     def ring(self, offset: int, value: int, width: int) -> None:
         """One write to BAR2: byte offset, value, bytes."""
-        if not self.reg("NBIO", "RCC_DEV0_EPF0_RCC_DOORBELL_APER_EN").value & 1:
+        regs = self.gpu.regs
+        if not regs[self._aperture] & 1:
             self._ignore(offset, value, "the doorbell aperture is off")
             return
         if width not in (4, 8) or offset % width:
@@ -52,7 +55,7 @@ class Doorbells(Block):
         if entry is None:
             self._ignore(offset, value, "no routing entry claims the index")
             return
-        if self.reg("NBIO", f"S2A_DOORBELL_ENTRY_{entry}_CTRL").value & NO_64_BIT:
+        if regs[self._first_entry + entry] & NO_64_BIT:
             value &= 0xFFFFFFFF
         if entry in ENTRY_GRAPHICS:
             reason = self.gpu.blocks["mec"].doorbell(index, value)  # type: ignore[attr-defined]
@@ -68,8 +71,9 @@ class Doorbells(Block):
     def _claims(self, index: int) -> int | None:
         """The routing entry that takes a dword index."""
         default = None
+        regs = self.gpu.regs
         for entry in range(ENTRIES):
-            control = self.gpu.regs[self._first_entry() + entry]
+            control = regs[self._first_entry + entry]
             if not control & 1:
                 continue
             first, size = control >> 7 & 0x3FF, control >> 17 & 0xFF
@@ -78,9 +82,6 @@ class Doorbells(Block):
             if size == 0 and entry == ENTRY_GRAPHICS[0]:
                 default = entry
         return default
-
-    def _first_entry(self) -> int:
-        return self.gpu.index("NBIO", "S2A_DOORBELL_ENTRY_0_CTRL")
 
     def _ignore(self, offset: int, value: int, reason: str) -> None:
         self.ignored.append((offset, value, reason))

@@ -21,6 +21,7 @@ from mocks.amd.grbm import PIPES, QUEUES
 from mocks.amd.hqd import Hqd
 from mocks.amd.hub import VmFault
 from mocks.amd.pm4 import Pm4
+from mocks.amd.waves import WaveEngine
 
 if TYPE_CHECKING:
     from mocks.amd.gpu import Gpu
@@ -88,11 +89,13 @@ class Mec(Block):
         self.queues: dict[tuple[int, int, int], Hqd] = {}
         self._queue_registers: dict[str, Reg] = {}
         self._started = [False] * PIPES
+        self._runs = [False] * PIPES
         self._engines = gpu.profile["discovery"]["gc"]["values"][0]
         """shader engines"""
         self._up_at = 0.0
         """when the engine has come up after it was last let go"""
         self._tasks: list[Any] = []
+        self._waves = WaveEngine(self)
 
     def attach(self) -> None:
         super().attach()
@@ -104,6 +107,8 @@ class Mec(Block):
             if base == 0 and HQD_FIRST <= offset <= HQD_LAST:
                 self._queue_registers.setdefault(name, self.registers[self.gpu.index("GC", name)])
         self._control = self.reg("GC", "CP_MEC_RS64_CNTL")
+        self._interrupt_control = self.gpu.index("GC", "CP_INT_CNTL")
+        self._range = (self.gpu.index("GC", "CP_MEC_DOORBELL_RANGE_LOWER"), self.gpu.index("GC", "CP_MEC_DOORBELL_RANGE_UPPER"))
         self._hub = self.gpu.hub("gfx")
         for pipe in range(PIPES):
             for queue in range(QUEUES):
@@ -114,6 +119,7 @@ class Mec(Block):
         self._drop_queues("reset", clear=True)
         super().reset()
         self._started = [False] * PIPES
+        self._update()
 
     def soft_reset(self, what: str) -> None:
         """GRBM_SOFT_RESET of the command processor: queues are gone, their registers 0."""
@@ -124,9 +130,14 @@ class Mec(Block):
 
     def running(self, key: tuple[int, int, int]) -> bool:
         """Does the micro engine run the pipe of this queue?"""
+        return self._runs[key[1]]
+
+    def _update(self) -> None:
+        """Which pipes run now."""
         control = self._control.value
-        pipe = key[1]
-        return not control & HALT and bool(control >> PIPE_ACTIVE + pipe & 1) and not control >> PIPE_RESET + pipe & 1 and self._started[pipe] and self.clock.now() >= self._up_at
+        up = not control & HALT and self.clock.now() >= self._up_at
+        self._runs = [up and self._started[pipe] and bool(control >> PIPE_ACTIVE + pipe & 1) and not control >> PIPE_RESET + pipe & 1 for pipe in range(PIPES)]
+        self.changed.set()
 
     def ticks(self) -> int:
         """The GPU clock counter."""
@@ -148,10 +159,6 @@ class Mec(Block):
                     return ""
         return f"no active compute queue has doorbell index {index:#x}"
 
-    @property
-    def _range(self) -> tuple[int, int]:
-        return self.gpu.index("GC", "CP_MEC_DOORBELL_RANGE_LOWER"), self.gpu.index("GC", "CP_MEC_DOORBELL_RANGE_UPPER")
-
     def cache_action(self, control: int) -> None:
         """A GCR_CNTL value from ACQUIRE_MEM or RELEASE_MEM."""
         if self._hub.memory is not None:
@@ -159,7 +166,7 @@ class Mec(Block):
 
     def end_of_pipe(self, ring_id: int, vmid: int, context: int) -> None:
         """The interrupt of an end-of-pipe event, where it is enabled."""
-        if self.reg("GC", "CP_INT_CNTL").value & TIME_STAMP_INTERRUPT:
+        if self.gpu.regs[self._interrupt_control] & TIME_STAMP_INTERRUPT:
             self.gpu.ih.raise_interrupt(ih.CLIENT_GRBM_CP, ih.CP_EOP, ring_id=ring_id, vmid=vmid, data=(context, 0, 0, 0))
 
     @staticmethod
@@ -179,7 +186,11 @@ class Mec(Block):
             self.start_waves(hqd, launch)
 
     def start_waves(self, hqd: Hqd, launch: Launch) -> None:
-        raise NotModelled("waves")
+        self._waves.start(hqd, launch)
+
+    def step_waves(self, hqd: Hqd) -> float:
+        """Let the queue's waves go on; the time that took (s)."""
+        return self._waves.step(hqd)
 
     # --- queues come and go ---
 
@@ -303,8 +314,8 @@ class Mec(Block):
                 self._started[pipe] = self._starts_right(pipe)
         if value & HALT == 0 and (reg.old & HALT or any(reg.old >> PIPE_RESET + pipe & 1 for pipe in range(PIPES))):
             self._up_at = self.clock.now() + self.profile["timings"]["mec_start"]
-            self.scheduler.call_later(self.profile["timings"]["mec_start"] + 1e-9, self.changed.set, "MEC start")
-        self.changed.set()
+            self.scheduler.call_later(self.profile["timings"]["mec_start"] + 1e-9, self._update, "MEC start")
+        self._update()
 
     def _starts_right(self, pipe: int) -> bool:
         """Is there firmware, and does the program counter name its entry? Of firmware that was not fabricated, the entry is not known: then any but 0."""

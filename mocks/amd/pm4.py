@@ -50,6 +50,7 @@ IB_NESTING = 1
 
 _RELEASE_TO_GCR = ((12, 4), (13, 5), (14, 8), (15, 9), (19, 13), (20, 14), (21, 15))
 """RELEASE_MEM dword 1 bit -> GCR_CNTL bit: GLM write back and invalidate, GLV, GL1, GL2 discard, invalidate, write back"""
+_RELEASE_ACTIONS = sum(1 << source for source, _ in _RELEASE_TO_GCR)
 
 INTERRUPT_RESERVED_BITS = 180
 INTERRUPT_PRIVILEGED_REGISTER = 184
@@ -295,7 +296,9 @@ class Pm4:
             raise QueueStop(f"RELEASE_MEM to unaligned address {address:#x}", INTERRUPT_RESERVED_BITS)
         yield from self._drain()
         if event == Event.CACHE_FLUSH_AND_INV_TS:
-            self.mec.cache_action(sum((control >> source & 1) << target for source, target in _RELEASE_TO_GCR))
+            actions = control & _RELEASE_ACTIONS
+            if actions:
+                self.mec.cache_action(sum((control >> source & 1) << target for source, target in _RELEASE_TO_GCR))
         self._log_event(payload)
         yield EVENT_TIME
         if data == DataSel.LOW32:

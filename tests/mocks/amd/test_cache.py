@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 
-from mocks.amd.hub import CLIENT_CPC, CLIENT_SDMA0, CLIENT_SQC_DATA, CLIENT_TCP
+from mocks.amd.hub import CLIENT_CPC, CLIENT_SDMA0, CLIENT_SQC_DATA, CLIENT_SQC_INSTRUCTION, CLIENT_TCP
+from mocks.amd.tlb import EXECUTE
 from tests.mocks.amd.bench import DATA, FULL_ACQUIRE, Bench, copy, fence, ready, signal
 
 VRAM = 0xA00_0000
@@ -160,3 +163,16 @@ def test_host_writes_through_the_bar_reach_the_walker_only_after_an_hdp_flush() 
     bench.invalidate()
     shader_reads(bench, DATA + 0x1000)
     assert bench.fault_address() == 0
+
+
+def test_changed_code_is_fetched_only_after_the_instruction_cache_is_invalidated(bench: Bench) -> None:
+    def fetched() -> int:
+        host, _ = bench.gpu.hub("gfx").translate(0, DATA, EXECUTE, CLIENT_SQC_INSTRUCTION)
+        return int.from_bytes(ctypes.string_at(host, 4), "little")
+
+    assert fetched() == 0
+    cpu_writes(bench, 0xBFB00000)
+    execute(bench, [*FULL_ACQUIRE[:7], 0xC3F0])
+    assert fetched() == 0
+    execute(bench, FULL_ACQUIRE)
+    assert fetched() == 0xBFB00000
