@@ -1,0 +1,110 @@
+"""Breaks a working driver at one place: a write of its that is dropped or changed on the way to the simulated device.
+
+    with Saboteur(pci) as saboteur:
+        saboteur.rule = lambda write: None if write.register == "CP_HQD_ACTIVE" else write.data
+        ...
+
+Every write through a BAR window passes the rule, which returns the data to write, or None to drop it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hw.mmio import Mmio
+from mocks.pci import BarWindow, MockPciDevice
+
+REGISTERS, MEMORY, DOORBELLS = 5, 0, 2
+
+
+@dataclass(frozen=True)
+class Write:
+    """One write on its way. `number` counts all writes from 0."""
+
+    number: int
+    bar: int
+    offset: int
+    data: bytes
+    register: str
+    """name, for a write to a register: through an index window the one behind it"""
+
+    @property
+    def value(self) -> int:
+        return int.from_bytes(self.data, "little")
+
+    @property
+    def what(self) -> str:
+        return f"{self.register} = {self.value:#x}" if self.bar == REGISTERS else f"BAR{self.bar} + {self.offset:#x}, {len(self.data)} bytes"
+
+
+Rule = Callable[[Write], bytes | None]
+
+
+def keep(write: Write) -> bytes | None:
+    return write.data
+
+
+class Saboteur:
+    """Sits between an open device and its windows. Windows mapped before are not touched."""
+
+    def __init__(self, pci: MockPciDevice, rule: Rule = keep) -> None:
+        self.rule = rule
+        self.writes: list[Write] = []
+        """every write that was tried, as the driver meant it"""
+        self.lenient = False
+        self._gpu: Any = pci.machine.gpus[0]
+        self._window_index = 4 * self._gpu.index("NBIO", "BIF_BX_PF0_RSMU_INDEX")
+        self._indexed = 0
+        original = pci.map_bar
+
+        def map_bar(index: int, offset: int = 0, size: int | None = None) -> Mmio:
+            window = original(index, offset, size)
+            assert isinstance(window, BarWindow)
+            self._sit_in(window, index, offset)
+            return window
+
+        pci.map_bar = map_bar  # type: ignore[method-assign]
+
+    def _sit_in(self, window: BarWindow, bar: int, base: int) -> None:
+        write_block, view = window.write, window.view
+        for width in (1, 4, 8):
+            name = f"write{8 * width}"
+            inner = getattr(window, name)
+
+            def through(offset: int, value: int, inner: Callable[[int, int], None] = inner, width: int = width) -> None:
+                data = self._pass(bar, base + offset, (value & (1 << 8 * width) - 1).to_bytes(width, "little"))
+                if data is not None:
+                    inner(offset, int.from_bytes(data, "little"))
+
+            setattr(window, name, through)
+
+        def block(offset: int, raw: Any) -> None:
+            data = self._pass(bar, base + offset, bytes(raw))
+            if data is not None:
+                write_block(offset, data)
+
+        def part(offset: int = 0, size: int | None = None) -> Mmio:
+            inner = view(offset, size)
+            assert isinstance(inner, BarWindow)
+            self._sit_in(inner, bar, base + offset)
+            return inner
+
+        window.write = block  # type: ignore[method-assign]
+        window.view = part  # type: ignore[method-assign]
+
+    def _pass(self, bar: int, offset: int, data: bytes) -> bytes | None:
+        write = Write(len(self.writes), bar, offset, data, self._name(offset) if bar == REGISTERS else "")
+        self.writes.append(write)
+        if bar == REGISTERS and offset == self._window_index:
+            self._indexed = write.value >> 2
+        return self.rule(write)
+
+    def _name(self, offset: int) -> str:
+        index = offset >> 2
+        if offset == self._window_index + 4:
+            return str(self._gpu.name_of(self._indexed))
+        if offset == self._gpu.reg("NBIO", "BIF_BX0_REMAP_HDP_MEM_FLUSH_CNTL").value:
+            return "HDP flush"
+        return str(self._gpu.name_of(index))
