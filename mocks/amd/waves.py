@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from drivers.amd.layouts import ih
 from mocks.amd.dispatch import Launch
-from mocks.amd.hub import CLIENT_SQC_INSTRUCTION, CLIENT_TCP, Hub, VmFault
+from mocks.amd.hub import CLIENT_SQC_DATA, CLIENT_SQC_INSTRUCTION, CLIENT_TCP, Hub, VmFault
 from mocks.amd.tlb import EXECUTE, READ, WRITE
 from mocks.isa.executor import DONE, FAULT, ILLEGAL, RUNNING, Dispatch, Executor, Run, RunState, mode_from_rsrc1, vgprs_from_rsrc1
 from mocks.isa.port import EXEC as PORT_EXEC
 from mocks.isa.port import READ as PORT_READ
+from mocks.isa.port import SCALAR as PORT_SCALAR
 from mocks.isa.port import WRITE as PORT_WRITE
 from mocks.isa.port import MemoryFault
 
@@ -57,6 +58,8 @@ class WavePort:
         try:
             if access == PORT_READ:
                 return hub.translate(self._vmid, va, READ, CLIENT_TCP)
+            if access == PORT_READ | PORT_SCALAR:
+                return hub.translate(self._vmid, va, READ, CLIENT_SQC_DATA)
             if access == PORT_WRITE:
                 return hub.translate(self._vmid, va, WRITE, CLIENT_TCP)
             if access == PORT_EXEC:

@@ -376,7 +376,7 @@ class Run:
             access = int(ctypes.c_uint32.from_address(self.ctx + L.CTX_FAULT_ACCESS).value)
             if access == SWIZZLED_BUFFER:
                 raise NotModelled(f"{self._text(pc)} at {pc:#x}: a swizzled buffer descriptor")
-            return RunState(FAULT, pc, va=va, access=access)
+            return RunState(FAULT, pc, va=va, access=access & ~L.SCALAR)
         if code == L.TRAP:
             return RunState(TRAP, pc, trap=int(ctypes.c_uint32.from_address(wave + L.WAVE_STATUS_DATA).value))
         if code == L.HALT:

@@ -58,7 +58,7 @@ CTX_BYTE_POINTERS = 2048  # 32 x 16 x i64, host address of each byte of a bounce
 CTX_SCHED = 6144  # scheduler, see rt_schedule.py
 CTX_SIZE = 8192
 
-# --- TLB: three tables (read, write, read and write), each of sets of two entries (page number, host - GPU address) ---------
+# --- TLB: four tables (read, write, read and write, scalar read), each of sets of two entries (page number, host - GPU address) ---------
 TLB_SETS = 4096
 TLB_SET = 32
 TLB_TABLE = TLB_SETS * TLB_SET
@@ -66,6 +66,7 @@ PAGE_SHIFT = 12
 PAGE = 1 << PAGE_SHIFT
 
 READ, WRITE, EXEC = 1, 2, 4
+SCALAR = 8  # with READ: by the scalar unit, which has a cache of its own
 
 # --- entry keys: program counter relative to the code base (40 bits), float mode (16 bits), 1 bit "EXEC is all ones" ------
 KEY_PC_BITS = 40

@@ -6,9 +6,9 @@ import ctypes
 from dataclasses import dataclass
 from typing import Protocol
 
-from mocks.isa.layout import EXEC, PAGE, READ, WRITE
+from mocks.isa.layout import EXEC, PAGE, READ, SCALAR, WRITE
 
-__all__ = ["EXEC", "PAGE", "READ", "WRITE", "FlatMemory", "MemoryFault", "MemoryPort"]
+__all__ = ["EXEC", "PAGE", "READ", "SCALAR", "WRITE", "FlatMemory", "MemoryFault", "MemoryPort"]
 
 
 class MemoryFault(LookupError):
@@ -26,7 +26,7 @@ class MemoryPort(Protocol):
 
     translate(va, access): host address of the byte at `va`, and how many bytes from there on lie side by side on the host with the
     same rights (to the end of the mapping's page at least; pages are multiples of 4 KiB and 4 KiB aligned). access is READ, WRITE,
-    READ | WRITE or EXEC. MemoryFault where the access is not allowed. The host memory must stay where it is until `generation`
+    READ | WRITE, READ | SCALAR (a scalar load) or EXEC. MemoryFault where the access is not allowed. The host memory must stay where it is until `generation`
     changes, which also tells that translations may have changed; it is looked at before waves run.
     """
 
@@ -70,6 +70,7 @@ class FlatMemory:
 
     def translate(self, va: int, access: int) -> tuple[int, int]:
         self.translations += 1
+        access &= ~SCALAR
         for region in self.regions:
             if region.start <= va < region.start + region.size and region.rights & access == access:
                 offset = va - region.start

@@ -68,7 +68,7 @@ def tlb(h: Helper) -> None:
     """Host address of one GPU address, 0 for a fault."""
     b = h.b
     page = h.va.lshr(L.PAGE_SHIFT)
-    table = (h.access - 1).zext("i64") * L.TLB_TABLE
+    table = ((h.access & 3) - 1 + h.access.lshr(3) * 3).zext("i64") * L.TLB_TABLE
     entry = h.ctx.at(L.CTX_TLB).load("ptr").at(table + (page & (L.TLB_SETS - 1)) * L.TLB_SET)
     with b.exit_when(entry.load("i64").eq(page)):
         b.ret(h.va + entry.at(8).load("i64"))
@@ -357,7 +357,7 @@ def scalar_load(h: Helper) -> None:
     """`count` dwords to consecutive SGPRs; 0 for a fault, and nothing is written then."""
     b = h.b
     with b.loop(h.count) as index:
-        where = call(h, tlb(), ("i64", 1), h.ctx, h.va + (index * 4).zext("i64"), b.i32(L.READ))
+        where = call(h, tlb(), ("i64", 1), h.ctx, h.va + (index * 4).zext("i64"), b.i32(L.READ | L.SCALAR))
         with b.exit_when(where.eq(0)):
             b.ret(b.i32(0))
         lane_slot(h, L.CTX_SCALARS, index, 4).store(to_pointer(where).load("i32"))

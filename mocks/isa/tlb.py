@@ -22,7 +22,7 @@ class Tlb:
     def __init__(self, port: MemoryPort) -> None:
         self.port = port
         self.generation = port.generation
-        self.entries = np.full((3, L.TLB_SETS, 2, 2), INVALID, dtype=np.uint64)
+        self.entries = np.full((4, L.TLB_SETS, 2, 2), INVALID, dtype=np.uint64)
         self.victim = 0
         self.misses = 0
         self.error: BaseException | None = None
@@ -56,7 +56,7 @@ class Tlb:
             raise ValueError(f"the memory port maps only {valid} bytes at {va:#x}; mappings are whole 4 KiB pages")
         page = va >> L.PAGE_SHIFT
         delta = (host - va) % WRAP
-        table = self.entries[access - 1]
+        table = self.entries[3 if access & L.SCALAR else access - 1]
         ways = table[page & (L.TLB_SETS - 1)]
         way = 0 if ways[0, 0] == INVALID else 1 if ways[1, 0] == INVALID else self.victim
         self.victim ^= 1
