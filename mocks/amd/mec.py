@@ -59,6 +59,8 @@ LDS_LIMIT = 64 << 10
 """bytes of LDS that one group can have"""
 DEQUEUE_DRAIN = 1
 DEQUEUE_RESET = 2
+MEMORY_SHARE = 0.6
+"""how much of the time that waves run the memory is busy (I)"""
 DEQUEUE_TIME = 5e-6
 """from a dequeue request to the queue being off (s)"""
 
@@ -96,6 +98,7 @@ class Mec(Block):
         """when the engine has come up after it was last let go"""
         self._tasks: list[Any] = []
         self._waves = WaveEngine(self)
+        self._launches = 0
 
     def attach(self) -> None:
         super().attach()
@@ -186,11 +189,20 @@ class Mec(Block):
             self.start_waves(hqd, launch)
 
     def start_waves(self, hqd: Hqd, launch: Launch) -> None:
+        self._launches += 1
         self._waves.start(hqd, launch)
 
     def step_waves(self, hqd: Hqd) -> float:
         """Let the queue's waves go on; the time that took (s)."""
-        return self._waves.step(hqd)
+        seconds = self._waves.step(hqd)
+        self.gpu.note_busy("gfx", seconds)
+        self.gpu.note_busy("memory", MEMORY_SHARE * seconds)
+        return seconds
+
+    def hangs(self) -> bool:
+        """A planned fault: the engine stops fetching, after a number of launches."""
+        after = self.faults.argument("engine-hang")
+        return after is not None and self._launches >= int(after or 0)
 
     # --- queues come and go ---
 

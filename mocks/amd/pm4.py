@@ -93,6 +93,9 @@ class Pm4:
                     self._report()
                     yield hqd.bell
                     continue
+                if self.mec.hangs():
+                    yield hqd.bell
+                    continue
                 yield from self._ring()
         except VmFault as fault:
             self._stop(str(fault), None)

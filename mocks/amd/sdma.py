@@ -268,6 +268,7 @@ class Engine:
             for target in targets:
                 self._move_pieces(pieces, self.hub.runs(self.vmid, target + start, length, WRITE, self.client), backwards)
             self._spent += length / COPY_RATE
+            self.block.gpu.note_busy("memory", length / COPY_RATE)
             yield self._take_time()
 
     @staticmethod
@@ -370,6 +371,7 @@ class Engine:
                 ctypes.memmove(host, block[done % 4 : done % 4 + part] if done % 4 + part <= len(block) else (pattern * (part // 4 + 2))[done % 4 : done % 4 + part], part)
                 done += part
             self._spent += length / COPY_RATE
+            self.block.gpu.note_busy("memory", length / COPY_RATE)
             yield self._take_time()
 
     def _timestamp(self, packet: tuple[int, ...], place: int) -> Steps:
