@@ -30,14 +30,16 @@ def describe(gpu: AmdGpu) -> str:
     stuck = next((str(what) for value, what in gpu.recent if value == done + 1), "")
     if stuck:
         parts.append(f"unfinished: {stuck}")
-    for ring, table in ((gpu.rings.compute, "pm4"), (gpu.rings.sdma, "sdma")):
-        parts.append(_ring_state(ring, table))
-    parts.append("engines: " + ", ".join(f"{name} = {value:#x}" for name, value in gpu.dev.gfx.queue_state().items()))
+    registers = gpu.dev.gfx.queue_state()
+    compute, copies = gpu.rings.compute, gpu.rings.sdma
+    # the register is exact, the report in memory comes only every so many dwords
+    parts.append(_ring_state(compute, "pm4", compute.position(registers["CP_HQD_PQ_RPTR"])))
+    parts.append(_ring_state(copies, "sdma", copies.consumed()))
+    parts.append("engines: " + ", ".join(f"{name} = {value:#x}" for name, value in registers.items()))
     return "; ".join(parts)
 
 
-def _ring_state(ring: Ring, table: str) -> str:
-    consumed = ring.consumed()
+def _ring_state(ring: Ring, table: str, consumed: int) -> str:
     state = f"{ring.name} read {consumed:#x} of {ring.put:#x}"
     if consumed == ring.put:
         return state + " (all fetched)"
@@ -53,6 +55,8 @@ def _ring_state(ring: Ring, table: str) -> str:
 
 def _awaited(packet: Packet, words: list[int]) -> str:
     """What a packet that waits for memory waits for."""
+    if packet.name == "EVENT_WRITE":
+        return ", which waits for the waves to end"
     places = WAITS.get(packet.name)
     if places is None:
         return ""

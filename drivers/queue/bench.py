@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-ROUNDS = 400
+ROUNDS = 100
 """launches a measurement; they must fit into the ring"""
-REPEATS = 5
+REPEATS = 3
 """measurements; the best one counts, the others were disturbed"""
 GRAPH_LAUNCHES = 10
 CHEAP_ROUNDS = 20_000

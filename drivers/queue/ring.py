@@ -60,8 +60,12 @@ class Ring:
 
     def consumed(self) -> int:
         """How far the device has fetched, as a write-pointer value. Accepts monotonic and wrapped reports."""
-        self._done = self.put - (self.put - self._read_pointer()) % self.units
+        self._done = self.position(self._read_pointer())
         return self._done
+
+    def position(self, reported: int) -> int:
+        """A read pointer as the device reports it, as a write-pointer value."""
+        return self.put - (self.put - reported) % self.units
 
     def idle(self) -> bool:
         return self.consumed() == self.put

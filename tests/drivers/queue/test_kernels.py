@@ -372,7 +372,7 @@ def test_endless_kernel_is_a_hang_with_the_state_of_the_queue_and_the_next_launc
     assert 0.5 <= gpu.clock.now() - before < 1.0
     state = caught.value.read
     assert f"unfinished: kernel spin, code at {spin.entry:#x}" in state
-    assert "compute ring read" in state
+    assert "next packet EVENT_WRITE, which waits for the waves to end" in state
     assert "CP_HQD_ACTIVE = 0x1" in state
     assert "raise the limit" in caught.value.remedy
     gpu.wait(ticket)
