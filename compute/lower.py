@@ -162,13 +162,20 @@ class _Lower(_Walk):
         self.reduced, reduced_map = merge_axes(probe.reduced, expressions)
         mapping = out_map | reduced_map
         self.index = tuple(e.substitute(out_map) for e in index)
-        self.reduced_map = {a.name: variable(a.name, 0, a.size - 1).substitute(reduced_map) for a in probe.reduced}
+        """The result's index in terms of the axes; `place` says what each axis is for the element at hand."""
+        self.place: dict[str, Expr] = {}
         accesses = [Access(a.param, a.size, a.address.substitute(mapping), tuple(c.substitute(mapping) for c in a.conditions)) for a in probe.accesses]
         nodes = list(toposort([root]))
         self.above_reduce = {probe.reduce} if probe.reduce is not None else set()
         for n in nodes:
             if n.op != "reduce" and not self.above_reduce.isdisjoint(n.src):
                 self.above_reduce.add(n)
+        self.reduce_index: Index = ()
+        self.body_index: Index = ()
+        if probe.reduce is not None:
+            self.reduce_index = self.index_of_reduce(probe.reduce)
+            positions = {a: variable(axis.name, 0, axis.size - 1).substitute(reduced_map) for a, axis in zip(probe.reduce.arg[1], probe.reduced, strict=True)}
+            self.body_index = tuple(positions.get(a, i) for a, i in enumerate(self.reduce_index))
         cost = sum(COST.get(n.op, 1) for n in nodes if n.op in ELEMENTWISE)
         self.plan = make_plan(options, self.out, self.reduced, accesses, root.dtype.size, cost)
         self.sizes = sorted({v for n in nodes for v in _variables(n)}, key=lambda v: v.name)
@@ -216,7 +223,6 @@ class _Lower(_Walk):
         with self.guarded(guards):
             node = self.probe.reduce
             assert node is not None
-            index = self.index_of_reduce(parts)
             sizes = [a.size // (plan.width if a.name == plan.vector else 1) for a in self.reduced]
             flat = self.reduced[0].extent if len(self.reduced) == 1 and plan.width == 1 else constant(product(sizes))
             rounds = (flat + (plan.shared - 1)) // plan.shared
@@ -228,13 +234,13 @@ class _Lower(_Walk):
                 limits = [] if exact else [flat - 1 - position]
                 limits += [a.extent - 1 - values[a.name] for a in self.reduced if not a.fixed]
                 inside = tuple(limit for limit in limits if limit.lo < 0)
-                loop.yields = [self.combine(node, loop.phis[0], index, values, inside)]
+                loop.yields = [self.combine(node, loop.phis[0], {**parts, **values}, inside)]
             total = self.horizontal(node.arg[0], loop.results[0])
             self.sum_over_items(node, total)
             item = self.env[".item"]
             with self.inside(b.when(b.alu("eq", item, b.const(0, self.index_dtype)))):
-                self.scopes[-1][(node, index, ())] = b.effect("lload", node.dtype, (b.const(0, dtypes.int32),), 0)
-                self.store([(parts, self.evaluate(self.root, tuple(e.substitute(parts) for e in self.index)))])
+                total = b.effect("lload", node.dtype, (b.const(0, dtypes.int32),), 0)
+                self.store([(parts, self.result(parts, total))])
         return constant(count), plan.shared
 
     def loop_kernel(self) -> tuple[Expr, int]:
@@ -277,10 +283,10 @@ class _Lower(_Walk):
             parts[axis.name] = part if k == 0 else part % sizes[k]
         return parts
 
-    def index_of_reduce(self, parts: dict[str, Expr]) -> Index:
+    def index_of_reduce(self, reduce: Node) -> Index:
         """Where the reduction is read for one result, found as evaluate() finds it."""
-        node, index = self.root, tuple(e.substitute(parts) for e in self.index)
-        while node is not self.probe.reduce:
+        node, index = self.root, self.index
+        while node is not reduce:
             below = next(s for s in node.src if s in self.above_reduce)
             if node.op in MOVEMENT:
                 index, _ = through(node.op, _movement_arg(node), below.shape, node.shape, index)
@@ -296,13 +302,22 @@ class _Lower(_Walk):
         if self.plan.vector and not self.plan.sums_lanes:
             lane = variable(_LANE, 0, self.width - 1)
             tiles = [{**t, self.plan.vector: t[self.plan.vector] + lane} for t in tiles]
+        totals: list[Value | None] = [None] * len(tiles)
         if self.probe.reduce is not None:
-            self.reductions(self.probe.reduce, tiles)
-        self.store([(t, self.evaluate(self.root, tuple(e.substitute(t) for e in self.index))) for t in tiles])
+            totals = [*self.reductions(self.probe.reduce, tiles)]
+        self.store([(t, self.result(t, total)) for t, total in zip(tiles, totals, strict=True)])
+
+    def result(self, place: dict[str, Expr], total: Value | None) -> Value:
+        """The value of one tile element (or vector); total: that of the reduction there."""
+        with self.at(place):
+            if total is not None:
+                self.scopes[-1][(self.probe.reduce, self.reduce_index, ())] = total
+            value: Value = self.evaluate(self.root, self.index)
+        return value
 
     def store(self, results: list[tuple[dict[str, Expr], Value]]) -> None:
-        for parts, value in results:
-            address = flat_index(self.root.shape, tuple(e.substitute(parts) for e in self.index))
+        for place, value in results:
+            address = flat_index(self.root.shape, self.index).substitute(place)
             lanes = self.width if _LANE in address.names else 1
             if lanes > 1:
                 address = address - variable(_LANE, 0, lanes - 1)
@@ -311,24 +326,21 @@ class _Lower(_Walk):
             data = self.b.splat(self.b.cast(value, self.root.dtype), lanes)
             self.b.effect("store", self.root.dtype, (self.emit(base), data), (0, offset, _is_multiple(address, lanes)))
 
-    def reductions(self, node: Node, tiles: list[dict[str, Expr]]) -> None:
-        """Sums for all tiles in one nest of loops; leaves each where evaluate() finds it."""
+    def reductions(self, node: Node, tiles: list[dict[str, Expr]]) -> list[Value]:
+        """The reduction's values for all tiles, from one nest of loops."""
         plan, b = self.plan, self.b
-        indices = [self.index_of_reduce(t) for t in tiles]
         start = b.splat(b.const(_identity(node.arg[0], node.dtype), node.dtype), plan.width)
-        totals = [start for _ in tiles]
-        totals = self.nest(node, list(self.reduced), totals, indices, {})
+        totals = self.nest(node, list(self.reduced), [start for _ in tiles], tiles, {})
         self.step = ""
-        for index, total in zip(indices, totals, strict=True):
-            self.scopes[-1][(node, index, ())] = self.horizontal(node.arg[0], total) if plan.sums_lanes else total
+        return [self.horizontal(node.arg[0], t) for t in totals] if plan.sums_lanes else totals
 
-    def nest(self, node: Node, axes: list[Axis], totals: list[Value], indices: list[Index], values: dict[str, Expr]) -> list[Value]:
+    def nest(self, node: Node, axes: list[Axis], totals: list[Value], tiles: list[dict[str, Expr]], values: dict[str, Expr]) -> list[Value]:
         """Loops over the given reduced axes, outermost first, that carry the totals."""
         plan = self.plan
         if not axes:
             for k in range(plan.unroll):
                 here = {**values, self.reduced[-1].name: values[self.reduced[-1].name] + k} if k else values
-                totals = [self.combine(node, total, index, here, ()) for total, index in zip(totals, indices, strict=True)]
+                totals = [self.combine(node, total, {**tile, **here}, ()) for total, tile in zip(totals, tiles, strict=True)]
             return totals
         axis, *rest = axes
         held = plan.width if axis.name == plan.vector else 1 if rest else plan.unroll
@@ -337,26 +349,25 @@ class _Lower(_Walk):
             self.step = name
         with self.loop(name, axis.extent if held == 1 else constant(axis.size // held), totals) as loop:
             here = {**values, axis.name: variable(name, 0, axis.size // held - 1) * held}
-            loop.yields = self.nest(node, rest, list(loop.phis), indices, here)
+            loop.yields = self.nest(node, rest, list(loop.phis), tiles, here)
             results = loop
         return list(results.results)
 
-    def combine(self, node: Node, total: Value, index: Index, reduced: dict[str, Expr], conditions: Conditions) -> Value:
-        """total (op) the reduced value at one position of the reduced axes; nothing where a condition fails."""
+    def combine(self, node: Node, total: Value, place: dict[str, Expr], conditions: Conditions) -> Value:
+        """total (op) the reduced value at one place; just total where a condition fails."""
         b, op, source = self.b, node.arg[0], node.src[0]
         if self.plan.sums_lanes:
             lane = variable(_LANE, 0, self.width - 1)
-            reduced = {**reduced, self.plan.vector: reduced[self.plan.vector] * (self.width if self.plan.shared > 1 else 1) + lane}
-        at = {name: e.substitute(reduced) for name, e in self.reduced_map.items()}
-        position = {a: at[axis.name] for a, axis in zip(node.arg[1], self.probe.reduced, strict=True)}
-        where = tuple(position.get(a, i) for a, i in enumerate(index))
-        if op == "add" and source.op == "mul" and source.dtype in (dtypes.float32, dtypes.float64) and not conditions:
-            x, y = (self.evaluate(s, where) for s in source.src)
-            return b.alu("fma", x, y, total)
-        value = self.evaluate(source, where, conditions)
-        if conditions:
-            value = b.alu("where", self.gate(conditions), value, b.const(_identity(op, node.dtype), node.dtype))
-        return b.alu(op, total, value)
+            step = self.width if self.plan.shared > 1 else 1
+            place = {**place, self.plan.vector: place[self.plan.vector] * step + lane}
+        with self.at(place):
+            if op == "add" and source.op == "mul" and source.dtype in (dtypes.float32, dtypes.float64) and not conditions:
+                x, y = (self.evaluate(s, self.body_index) for s in source.src)
+                return b.alu("fma", x, y, total)
+            value = self.evaluate(source, self.body_index, conditions)
+            if conditions:
+                value = self.chosen(conditions, value, b.const(_identity(op, node.dtype), node.dtype))
+            return b.alu(op, total, value)
 
     def horizontal(self, op: str, total: Value) -> Value:
         """One value from the lanes of a vector, by halves."""
@@ -393,7 +404,7 @@ class _Lower(_Walk):
         if node.op == "size":
             return b.cast(self.env[node.arg.name], dtypes.int32)
         if node.op == "iota":
-            return b.cast(self.emit(index[0]), dtypes.int32)
+            return b.cast(self.emit(index[0].substitute(self.place)), dtypes.int32)
         assert node.op != "reduce", "a reduction that the scheduler should have cut"
         values = [self.found(r) for r in below]
         if node.op in EXPANDED_COST:
@@ -410,7 +421,7 @@ class _Lower(_Walk):
             fill = b.const(node.arg[1], node.dtype)
             if not values:
                 return fill
-            return values[0] if not more else b.alu("where", self.gate(more), values[0], fill)
+            return self.chosen(more, values[0], fill)
         if node.op in MOVEMENT:
             return values[0]
         return b.alu(node.op, *values)
@@ -419,11 +430,22 @@ class _Lower(_Walk):
         parts = [c for _, c in _cat_parts(node, index) if not _never(c)]
         result = values[-1]
         for value, conditions in zip(values[-2::-1], parts[-2::-1], strict=True):
-            result = self.b.alu("where", self.gate(conditions), value, result)
+            result = self.chosen(conditions, value, result)
         return result
 
+    def chosen(self, conditions: Conditions, inside: Value, outside: Value) -> Value:
+        """One value where all conditions hold at this place, else the other."""
+        here = self.here(conditions)
+        if not here:
+            return inside
+        return outside if _never(here) else self.b.alu("where", self.gate(here), inside, outside)
+
+    def here(self, conditions: Conditions) -> Conditions:
+        """Conditions at this place, without those that always hold."""
+        return tuple(c for c in (c.substitute(self.place) for c in conditions) if c.lo < 0)
+
     def gate(self, conditions: Conditions) -> Value:
-        """True where all conditions are >= 0."""
+        """True where all conditions, in terms of loop variables, are >= 0."""
         b = self.b
         zero = b.const(0, self.index_dtype)
         result: Value | None = None
@@ -436,6 +458,9 @@ class _Lower(_Walk):
     def load(self, node: Node, address: Expr, conditions: Conditions) -> Value:
         b = self.b
         number, dtype = node.arg, node.dtype
+        address, conditions = address.substitute(self.place), self.here(conditions)
+        if _never(conditions):
+            return b.const(0, dtype)
         in_gate = any(_LANE in c.names for c in conditions)
         if _LANE in address.names or in_gate:
             if address.coefficient(_LANE) == 1 and address.is_affine_in(_LANE) and not in_gate:
@@ -484,6 +509,15 @@ class _Lower(_Walk):
             total = b.alu("add", total, b.const(e.const, dtype))
         self.scopes[-1]["index", e.key] = total
         return total
+
+    @contextmanager
+    def at(self, place: dict[str, Expr]) -> Iterator[None]:
+        """Evaluation at one place of the axes."""
+        outer, self.place = self.place, place
+        self.scopes.append({})
+        yield
+        self.scopes.pop()
+        self.place = outer
 
     @contextmanager
     def inside(self, block: Any) -> Iterator[Any]:
