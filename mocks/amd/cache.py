@@ -131,7 +131,8 @@ class CachedMemory:
 
     def _differences(self, page: int) -> np.ndarray:
         copy, base = self._l2[page]
-        return np.not_equal(self._bytes_at(copy), self._bytes_at(base))
+        different: np.ndarray = self._bytes_at(copy) != self._bytes_at(base)
+        return different
 
     def _write_back(self, page: int) -> None:
         """The bytes written since the page was read go to memory."""

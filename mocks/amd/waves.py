@@ -128,7 +128,7 @@ class WaveEngine:
             hqd.waves.remove(waves)
         elif state.kind != RUNNING:
             self._error(hqd, waves, state)
-        return (run.instructions - before + 1) * self._instruction_time
+        return float((run.instructions - before + 1) * self._instruction_time)
 
     def _executor(self, vmid: int) -> tuple[Executor, WavePort]:
         known = self._executors.get(vmid)

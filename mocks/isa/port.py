@@ -30,7 +30,8 @@ class MemoryPort(Protocol):
     changes, which also tells that translations may have changed; it is looked at before waves run.
     """
 
-    generation: int
+    @property
+    def generation(self) -> int: ...
 
     def translate(self, va: int, access: int) -> tuple[int, int]: ...
 
