@@ -135,6 +135,8 @@ class Hub(Block):
         while size > 0:
             host, room = self.translate(vmid, va, access, client)
             length = min(room, size)
+            if access == READ:
+                self._note_read(host, length)
             if host == last_end:
                 pieces[-1] = (pieces[-1][0], pieces[-1][1] + length)
             else:
@@ -147,6 +149,7 @@ class Hub(Block):
     def read(self, vmid: int, va: int, size: int, client: int = 0, *, fetch: bool = False) -> bytes:
         """Memory as an engine reads it."""
         host, room = self.translate(vmid, va, READ, client, fetch=fetch)
+        self._note_read(host, min(size, room))
         if size <= room:
             return ctypes.string_at(host, size)
         parts = [ctypes.string_at(host, room)]
@@ -154,6 +157,7 @@ class Hub(Block):
         while done < size:
             host, room = self.translate(vmid, va + done, READ, client, fetch=fetch)
             length = min(room, size - done)
+            self._note_read(host, length)
             parts.append(ctypes.string_at(host, length))
             done += length
         return b"".join(parts)
@@ -260,7 +264,14 @@ class Hub(Block):
             return ctypes.string_at(pointer[0], 64)
         if address + 64 > self.gpu.vram_size:
             raise BadAddress(f"{address:#x} lies beyond VRAM")
+        self.gpu.hdp.note_device_read(address, 64)
         return ctypes.string_at(self._vram + address, 64)
+
+    def _note_read(self, host: int, size: int) -> None:
+        """Tell the host data path which VRAM is read: it counts what the host wrote there and did not flush."""
+        offset = host - self._vram
+        if 0 <= offset < self.gpu.vram_size:
+            self.gpu.hdp.note_device_read(offset, size)
 
     # --- registers ---
 

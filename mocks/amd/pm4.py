@@ -11,9 +11,11 @@ import logging
 import operator
 import struct
 from collections.abc import Callable, Generator
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from drivers.amd.layouts import ih
+from drivers.amd.packets import pm4 as packet_table
 from drivers.amd.packets.values import SH_REG_BASE, UCONFIG_REG_BASE, UCONFIG_REG_END, DataSel, Event, IntSel
 from hw.errors import NotModelled
 from mocks.amd.hqd import ERROR_EOP, ERROR_INDIRECT, ERROR_RING, ERROR_RPTR_REPORT, Hqd
@@ -54,6 +56,25 @@ _RELEASE_ACTIONS = sum(1 << source for source, _ in _RELEASE_TO_GCR)
 
 INTERRUPT_RESERVED_BITS = 180
 INTERRUPT_PRIVILEGED_REGISTER = 184
+
+
+NOT_IN_HEADER = 0xFD
+"""header bits that are 0 on a compute ring: 7:2 are reserved, 0 is predication, which graphics rings have"""
+ACQUIRE_MEM = 0x58
+
+
+@cache
+def _reserved_bits() -> dict[int, tuple[int, ...]]:
+    """opcode -> for each dword after the header, the bits that no field has. Of a range to acquire, drivers write all bits of the upper halves."""
+    found = {}
+    for packet in packet_table():
+        used = [0] * packet.length
+        for dword, low, high in packet.fields.values():
+            used[dword] |= (1 << high + 1) - (1 << low)
+        if packet.opcode == ACQUIRE_MEM:
+            used[3] = used[5] = 0xFFFFFFFF
+        found[packet.opcode] = tuple(0xFFFFFFFF & ~bits for bits in used[1:])
+    return found
 
 
 class QueueStop(Exception):
@@ -178,9 +199,12 @@ class Pm4:
         if not least <= payload <= most:
             expected = str(least) if least == most else f"{least} to {most}"
             raise QueueStop(f"packet {header:#010x}: {payload} dwords follow, {expected} belong there", INTERRUPT_RESERVED_BITS)
+        body = words[position + 1 : position + size]
+        if header & NOT_IN_HEADER or any(map(operator.and_, body, _reserved_bits().get(opcode, ()))):
+            raise QueueStop(f"packet {' '.join(f'{word:08x}' for word in words[position : position + size][:9])} has bits set that belong to no field", INTERRUPT_RESERVED_BITS)
         if opcode == INDIRECT_BUFFER:
-            return self._indirect_buffer(words[position + 1 : position + size], depth)
-        return handler(self, words[position + 1 : position + size])
+            return self._indirect_buffer(body, depth)
+        return handler(self, body)
 
     def _take_time(self) -> float:
         """Time used since the last step. A strict machine stretches it at random, so that engines overtake each other."""
@@ -456,7 +480,7 @@ _PACKETS: dict[int, tuple[Handler, int, int]] = {
     0x46: (Pm4._event_write, 1, 1),
     0x49: (Pm4._release_mem, 7, 7),
     0x50: (Pm4._dma_data, 6, 6),
-    0x58: (Pm4._acquire_mem, 7, 7),
+    ACQUIRE_MEM: (Pm4._acquire_mem, 7, 7),
     0x76: (Pm4._set_sh_reg, 2, _ANY),
     0x79: (Pm4._set_uconfig_reg, 2, _ANY),
     0x93: (Pm4._wait_reg_mem64, 8, 8),

@@ -270,3 +270,13 @@ def test_a_page_entry_beyond_memory_is_a_fault(bench: Bench) -> None:
     bench.map(DATA + 0x10000, 0x7_0000_0000)
     bench.gpu.hub("gfx").read(0, DATA + 0x10000, 4)
     assert bench.fault_status() >> 1 & 7 == 6
+
+
+def test_reading_what_the_host_wrote_and_did_not_flush_is_counted(bench: Bench) -> None:
+    memory = bench.device.map_bar(0)
+    memory.write32(PAGE, 5)
+    assert bench.gpu.hub("gfx").read32(0, DATA) == 5
+    assert bench.gpu.hdp.missed_flushes == 1
+    bench.gpu.write_register(0x7F000 >> 2, 0)
+    bench.gpu.hub("gfx").read32(0, DATA)
+    assert bench.gpu.hdp.missed_flushes == 1

@@ -295,6 +295,21 @@ def test_a_wait_with_reserved_values_stops_the_queue(bench: Bench, control: int)
     assert "WAIT_REG_MEM" in rejected(bench, [0xC0053C00, control, *low_high(MAILBOX), 0, 0, 4], 180)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        [0xC0064901, 0x0070F514, 0x20000000, *low_high(MAILBOX), 1, 0, 0],
+        [0xC0064900, 0x0070F514, 0x20000001, *low_high(MAILBOX), 1, 0, 0],
+        [0xC0065800, 0, 0xFFFFFFFF, 0xFFFFFFFF, 0, 0, 0, 0x80000000],
+        [0xC0004600, 0x1407],
+        [0xC0027600, 0x0001020C, 0, 0],
+    ],
+    ids=["predicated", "RELEASE_MEM", "ACQUIRE_MEM", "EVENT_WRITE", "SET_SH_REG"],
+)
+def test_a_packet_with_reserved_bits_set_stops_the_queue(bench: Bench, words: list[int]) -> None:
+    assert "belong to no field" in rejected(bench, words, 180)
+
+
 def test_a_release_to_an_unaligned_address_stops_the_queue(bench: Bench) -> None:
     assert "unaligned" in rejected(bench, [0xC0064900, 0x514, 0x40000000, *low_high(MAILBOX + 4), 1, 0, 0], 180)
 
