@@ -15,6 +15,7 @@ declare i32 @llvm.amdgcn.workitem.id.z()
 declare i32 @llvm.amdgcn.workgroup.id.x()
 declare i32 @llvm.amdgcn.workgroup.id.y()
 declare void @llvm.amdgcn.s.sleep(i32)
+declare void @llvm.amdgcn.s.barrier()
 !llvm.module.flags = !{!0}
 !0 = !{i32 1, !"amdhsa_code_object_version", i32 500}
 !1 = !{}
@@ -80,6 +81,31 @@ BODIES = {
     "load_at": """define amdgpu_kernel void @load_at(ptr addrspace(1) %out, ptr addrspace(1) %where) #0 {
   %x = load volatile i32, ptr addrspace(1) %where
   store i32 %x, ptr addrspace(1) %out
+  ret void
+}""",
+    "thorough": """@line = internal addrspace(3) global [64 x float] undef, align 16
+define amdgpu_kernel void @thorough(ptr addrspace(1) %out, ptr addrspace(1) %in) #0 {
+  %own = alloca [64 x float], align 4, addrspace(5)
+  %item = call i32 @llvm.amdgcn.workitem.id.x()
+  %group = call i32 @llvm.amdgcn.workgroup.id.x()
+  %base = mul i32 %group, 64
+  %i = add i32 %base, %item
+  %pi = getelementptr float, ptr addrspace(1) %in, i32 %i
+  %x = load float, ptr addrspace(1) %pi
+  %slot = getelementptr float, ptr addrspace(5) %own, i32 %item
+  store volatile float %x, ptr addrspace(5) %slot
+  %kept = load volatile float, ptr addrspace(5) %slot
+  %half = fmul float %kept, 0.5
+  %mine = getelementptr [64 x float], ptr addrspace(3) @line, i32 0, i32 %item
+  store float %half, ptr addrspace(3) %mine
+  fence syncscope("workgroup") release
+  call void @llvm.amdgcn.s.barrier()
+  fence syncscope("workgroup") acquire
+  %other = sub i32 63, %item
+  %theirs = getelementptr [64 x float], ptr addrspace(3) @line, i32 0, i32 %other
+  %y = load float, ptr addrspace(3) %theirs
+  %po = getelementptr float, ptr addrspace(1) %out, i32 %i
+  store float %y, ptr addrspace(1) %po
   ret void
 }""",
     "spin": """define amdgpu_kernel void @spin() #0 {

@@ -114,6 +114,34 @@ def test_wrong_code_address_is_a_fault(gpu: AmdGpu) -> None:
     assert f"{empty.entry:#x}" in str(caught.value)
 
 
+def new_code_runs(gpu: AmdGpu) -> bool:
+    """A program whose memory held another program that ran."""
+    out = gpu.alloc(4096)
+    gpu.copy_in(out, bytes(8))
+    first = gpu.load(kernel_object("store_at"))
+    (store,) = first.kernels.values()
+    gpu.launch(store, (1, 1, 1), (1, 1, 1), struct.pack("<QI", out.va, 1))
+    gpu.unload(first)
+    second = gpu.load(kernel_object("group_ids"))
+    (ids,) = second.kernels.values()
+    assert ids.entry == store.entry
+    gpu.launch(ids, (2, 1, 1), (1, 1, 1), struct.pack("<Q", out.va))
+    return gpu.copy_out(out, 8) == struct.pack("<2I", 1, 2)
+
+
+def test_new_code_at_an_old_address_runs(gpu: AmdGpu) -> None:
+    assert new_code_runs(gpu)
+
+
+def test_missing_invalidation_of_the_instruction_cache_is_noticed(gpu: AmdGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = ComputeQueue.acquire_mem
+    monkeypatch.setattr(ComputeQueue, "acquire_mem", lambda self, caches=pm4.ACQUIRE_ALL, *range: original(self, caches & ~pm4.Gcr.GLI, *range))
+    try:
+        assert not new_code_runs(gpu)
+    except GpuFault:
+        return
+
+
 def test_missing_invalidation_of_the_caches_is_noticed(gpu: AmdGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second launch reads the first one's arguments, or data, from a cache."""
     monkeypatch.setattr(ComputeQueue, "acquire_mem", lambda self, *arguments, **named: self)
