@@ -25,7 +25,6 @@ class Kernel:
     kernarg_bytes: int
     rsrc1: int
     rsrc2: int
-    text: str
 
     def dispatch(self, entry: int, group_size: tuple[int, int, int], grid: tuple[int, int, int], kernarg: int, **more: object) -> Dispatch:
         users = (self.rsrc2 >> 1 & 31) * [0]
@@ -37,8 +36,8 @@ class Kernel:
         )  # fmt: skip
 
 
-def compile_kernel(ir: str, chip: str = "gfx1100", opt: int = 2) -> Kernel:
-    """Compiles LLVM IR with one amdgpu_kernel. Data layout and triple are set here."""
+def optimised_module(ir: str, chip: str = "gfx1100", opt: int = 2) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
+    """LLVM IR for the chip through the optimiser. Code generation changes the module, so one module makes one output."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     machine = llvm.Target.from_triple("amdgcn-amd-amdhsa").create_target_machine(cpu=chip, opt=opt)
@@ -48,14 +47,19 @@ def compile_kernel(ir: str, chip: str = "gfx1100", opt: int = 2) -> Kernel:
     module.verify()
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(opt))
     builder.getModulePassManager().run(module, builder)
-    text = machine.emit_assembly(module)
+    return module, machine
+
+
+def compile_kernel(ir: str, chip: str = "gfx1100", opt: int = 2) -> Kernel:
+    """Compiles LLVM IR with one amdgpu_kernel. Data layout and triple are set here."""
+    module, machine = optimised_module(ir, chip, opt)
     image = ELFFile(io.BytesIO(machine.emit_object(module)))
     sections = {section.name: section.data() for section in image.iter_sections() if section.name in (".text", ".rodata")}
     code, rodata = sections[".text"], sections[".rodata"]
     lds, private, kernarg = struct.unpack_from("<3I", rodata, 0)
     rsrc1, rsrc2, properties = struct.unpack_from("<IIH", rodata, 48)
     assert properties & 0x3FF == 8, f"only the kernel-argument pointer is expected in user SGPRs, not {properties:#x}"
-    return Kernel(code, lds, private, kernarg, rsrc1, rsrc2, text)
+    return Kernel(code, lds, private, kernarg, rsrc1, rsrc2)
 
 
 ADD_IR = """

@@ -97,7 +97,8 @@ def _frexp_exponent(c: Context, x: Value) -> Value:
 
 def _frexp_mantissa(c: Context, x: Value) -> Value:
     wide, _ = _normal(x)
-    mantissa = ((wide.as_int() & 0x800FFFFFFFFFFFFF) | 0x3FE0000000000000).as_float().fptrunc(x.ty)
+    mantissa = ((wide.as_int() & 0x800FFFFFFFFFFFFF) | 0x3FE0000000000000).as_float()
+    mantissa = mantissa.fptrunc("f32").fptrunc("f16") if x.ty == "f16" else mantissa.fptrunc(x.ty)  # exact
     result = (x.eq(0.0) | is_infinite(x)).select(x, mantissa)
     return is_nan(x).select(quieted(x), result)
 
