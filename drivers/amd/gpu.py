@@ -351,6 +351,10 @@ class AmdGpu(QueueDevice):
         if self.failure is not None:
             raise self.failure
 
+    def catch_up(self) -> None:
+        self.rings.compute.catch_up()
+        self.rings.sdma.catch_up()
+
     def check_faults(self) -> None:
         self.dev.drain_interrupts()
 

@@ -53,6 +53,9 @@ class QueueDevice(ABC):
     def reset_queues(self) -> None:
         """Stop what runs and set the queues up again, empty."""
 
+    def catch_up(self) -> None:
+        """Start submissions that were held back; called before anything is waited for."""
+
     # --- waiting ------------------------------------------------------------------------------------------------------
 
     def wait_value(self, value: int) -> None:
@@ -82,6 +85,7 @@ class QueueDevice(ABC):
         self.timeline.wrap_if_needed()
 
     def _wait(self, signal: Signal, value: int, limit: float) -> None:
+        self.catch_up()
         self._serviced = self.clock.now()
         try:
             wait_reached(signal, value, limit, self.clock, self._service)

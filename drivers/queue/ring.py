@@ -55,6 +55,8 @@ class Ring:
         self._done = 0
         """a write-pointer value up to which the device has certainly fetched"""
         self._held = False
+        self._announced = 0
+        """write pointer that the device was told last, while submissions are held back"""
         self.limit = SPACE_LIMIT
         """seconds without any fetch until a full ring is a timeout"""
 
@@ -72,15 +74,19 @@ class Ring:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Collect submissions: the device is told of all of them at the end, with one doorbell."""
+        """Collect submissions: the device is told of all of them at the end, or when somebody waits, with one doorbell."""
         self._held = True
-        put = self.put
+        self._announced = self.put
         try:
             yield
         finally:
+            self.catch_up()
             self._held = False
-            if self.put != put:
-                self._announce()
+
+    def catch_up(self) -> None:
+        """Tell the device of submissions that were held back."""
+        if self._held and self._announced != self.put:
+            self._announce()
 
     def reset(self) -> None:
         """Start again at 0, after the device's side was set up anew."""
@@ -93,8 +99,7 @@ class Ring:
         if units >= self.units:
             raise RingOverrun(f"{units * self.unit} bytes for {self.name} of {self.size} bytes")
         if self.put + units - self._done >= self.units:
-            if self._held:
-                self._announce()
+            self.catch_up()
             self._await_room(self.put + units - self.units, units)
 
     def _await_room(self, target: int, units: int) -> None:
@@ -112,7 +117,7 @@ class Ring:
 
     def _start(self, put: int) -> None:
         if self._held:
-            self.put = put
+            self.put = put  # the device hears of it in catch_up()
             return
         self._write_pointer(put)
         self._flush()
@@ -123,6 +128,7 @@ class Ring:
         self._write_pointer(self.put)
         self._flush()
         self._doorbell(self.put)
+        self._announced = self.put
 
 
 class DwordRing(Ring):

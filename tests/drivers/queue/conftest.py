@@ -16,10 +16,14 @@ from mocks.machine import Machine
 
 
 def open_gpu(profile: str = "navi31", **options: object) -> AmdGpu:
-    """Boot the display-class function of a fresh simulated machine."""
-    machine = Machine.from_profile(profile, **options)  # type: ignore[arg-type]
+    """Boot the GPU of a fresh simulated machine."""
+    return open_on(Machine.from_profile(profile, **options))  # type: ignore[arg-type]
+
+
+def open_on(machine: Machine) -> AmdGpu:
+    """Boot the display-class function of a machine."""
     address = next(function.address for function in machine.functions() if function.identity().class_code >> 16 == 0x03)
-    device = AmdDevice(machine.open(address), FirmwareStore.from_files(fabricate(profile, 0)))
+    device = AmdDevice(machine.open(address), FirmwareStore.from_files(fabricate(machine.profile["gpu"]["chip"], machine.seed)))
     device.boot()
     gpu = AmdGpu(device)
     gpu.machine = machine  # type: ignore[attr-defined]

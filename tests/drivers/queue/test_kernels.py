@@ -13,9 +13,12 @@ import pytest
 
 from drivers.amd.gpu import AmdGpu, Buffer
 from drivers.amd.launch import MAX_GRID, Kernel
+from drivers.queue.bench import launch_bench
 from drivers.queue.graph import GraphArgumentError
+from drivers.queue.memory import ArgumentRing, Slice
 from drivers.queue.symbols import Variable
 from hw.errors import GpuFault, GpuHang, KernelImageError, LaunchRefused, StampsLost
+from tests.drivers.queue.conftest import open_gpu, open_on
 from tests.drivers.queue.kernels import kernel_object
 
 LoadKernel = Callable[[str], Kernel]
@@ -196,7 +199,7 @@ def test_launches_and_copies_are_ordered_without_waiting(gpu: AmdGpu, kernel: Lo
 
 
 def test_kernel_arguments_are_not_overwritten_under_launches_that_still_wait(gpu: AmdGpu, kernel: LoadKernel) -> None:
-    """More launches than the argument ring holds blocks, all held back by a gate, then all run with their own arguments."""
+    """All held back by a gate, then all run with their own arguments."""
     store = kernel("store_at")
     count = 600
     out = gpu.alloc(4 * count)
@@ -401,3 +404,78 @@ def test_many_failures_in_a_row_are_each_survived(gpu: AmdGpu, kernel: LoadKerne
         with pytest.raises(GpuFault):
             gpu.synchronize()
         assert_works(gpu, kernel)
+
+
+# --- other machines ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("profile", "arch"), [("navi31-small-bar", "gfx1100"), ("navi32", "gfx1101"), ("navi33", "gfx1102")])
+def test_launch_copy_and_graph_on_other_machines(profile: str, arch: str) -> None:
+    with open_gpu(profile) as gpu:
+        assert gpu.arch == arch
+        (plus_one,) = gpu.load(kernel_object("plus_one", arch)).kernels.values()
+        a = gpu.alloc(4096)
+        gpu.copy_in(a, struct.pack("<2f", 0, 1))
+        gpu.launch(plus_one, (1, 1, 1), (2, 1, 1), pointers(a, a))
+        graph = gpu.record([(plus_one, (1, 1, 1), (2, 1, 1), pointers(a, a))] * 3)
+        graph.replay()
+        assert floats(gpu, a) == [4.0, 5.0]
+
+
+def test_gpu_opened_again_after_a_clean_close_works() -> None:
+    first = open_gpu()
+    machine = first.machine  # type: ignore[attr-defined]
+    (spin,) = first.load(kernel_object("spin")).kernels.values()
+    first.timeout = 0.05
+    first.launch(spin, (1, 1, 1), (1, 1, 1), b"")
+    with pytest.raises(GpuHang):
+        first.synchronize()
+    first.close()
+    for _ in range(2):
+        with open_on(machine) as gpu:
+            (add,) = gpu.load(kernel_object("add")).kernels.values()
+            a, out = gpu.alloc(4096), gpu.alloc(4096)
+            gpu.copy_in(a, np.arange(1024, dtype=np.float32))
+            gpu.launch(add, (4, 1, 1), (256, 1, 1), pointers(out, a, a))
+            assert np.array_equal(np.frombuffer(gpu.copy_out(out), dtype=np.float32), 2 * np.arange(1024, dtype=np.float32))
+
+
+def test_close_of_a_gpu_that_hangs_does_not_raise() -> None:
+    gpu = open_gpu()
+    (spin,) = gpu.load(kernel_object("spin")).kernels.values()
+    gpu.timeout = 0.05
+    gpu.launch(spin, (1, 1, 1), (1, 1, 1), b"")
+    gpu.close()
+
+
+def test_arguments_that_wrap_around_their_ring_stay_right(gpu: AmdGpu, kernel: LoadKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = gpu.rings.arguments
+    small = ArgumentRing(Slice(memory.va, 4096, memory.view.view(0, 4096)), last_value=lambda: gpu.timeline.last, wait=gpu.wait_value)
+    monkeypatch.setattr(gpu, "_arguments", small)
+    store = kernel("store_at")
+    count = 300
+    out = gpu.alloc(4 * count)
+    for number in range(count):
+        gpu.launch(store, (1, 1, 1), (1, 1, 1), struct.pack("<QI", out.va + 4 * number, number))
+    assert words(gpu, out, count) == list(range(count))
+
+
+def test_held_launches_run_when_somebody_waits(gpu: AmdGpu, kernel: LoadKernel, pair: tuple[Buffer, Buffer]) -> None:
+    a, _ = pair
+    with gpu.rings.compute.hold():
+        for _ in range(5):
+            ticket = gpu.launch(kernel("plus_one"), (1, 1, 1), (2, 1, 1), pointers(a, a))
+        gpu.clock.sleep(1e-3)
+        assert not gpu.timeline.reached(ticket)
+        gpu.wait(ticket)
+        gpu.launch(kernel("plus_one"), (1, 1, 1), (2, 1, 1), pointers(a, a))
+    gpu.synchronize()
+    assert floats(gpu, a) == [6.0, 7.0]
+
+
+def test_benchmark_reports_every_figure(gpu: AmdGpu) -> None:
+    figures = launch_bench(gpu)
+    assert figures["launch_ring_dwords"] == 101
+    assert 0 < figures["replay_10_bound_host_us"] < figures["replay_10_copied_host_us"]
+    assert all(value > 0 for value in figures.values())
+    gpu.synchronize()
