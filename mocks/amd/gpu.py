@@ -176,16 +176,16 @@ class Gpu:
         """Host memory by bus address; all ones when the device may not master the bus or nobody answers."""
         if not self.bus_master:
             return b"\xff" * size
-        return self.machine.ram.dma_read(address, size)
+        return self.function.memory.dma_read(address, size)
 
     def dma_write(self, address: int, data: bytes) -> None:
         """Host memory by bus address; vanishes when the device may not master the bus or nobody answers."""
         if self.bus_master:
-            self.machine.ram.dma_write(address, data)
+            self.function.memory.dma_write(address, data)
 
-    def host_pointer(self, address: int) -> tuple[int, int] | None:
+    def host_pointer(self, address: int, write: bool = False) -> tuple[int, int] | None:
         """(address in this process, bytes to the end of the page) of a bus address; None when the device cannot reach it."""
-        return self.machine.ram.host_pointer(address) if self.bus_master else None
+        return self.function.memory.host_pointer(address, write) if self.bus_master else None
 
     # --- named blocks ---
 
@@ -221,9 +221,7 @@ class Gpu:
 
     def mc_read(self, address: int, size: int) -> bytes:
         """Memory as PSP, SMU and IH see it: through the multimedia hub, VMID 0. Raises Unreachable."""
-        offset = self._mc_offset(address, size)
-        if offset is not None:
-            self.hdp.note_device_read(offset, size)
+        self._check_end(address, size)
         try:
             return self.hub("mm").read(0, address, size, fetch=True)  # type: ignore[no-any-return]
         except VmFault as fault:
@@ -231,20 +229,17 @@ class Gpu:
 
     def mc_write(self, address: int, data: bytes) -> None:
         """The same for writes. Raises Unreachable."""
-        self._mc_offset(address, len(data))
+        self._check_end(address, len(data))
         try:
             self.hub("mm").write(0, address, data, fetch=True)
         except VmFault as fault:
             raise Unreachable(str(fault)) from fault
 
-    def _mc_offset(self, address: int, size: int) -> int | None:
-        """VRAM offset of an MC address, None for other addresses. Firmware looks whether a range ends inside the memory there is."""
+    def _check_end(self, address: int, size: int) -> None:
+        """Firmware looks whether a range at an MC address ends inside the memory there is."""
         offset = address - self.mc_base
-        if not 0 <= offset < self._frame_buffer_size:
-            return None
-        if offset + size > self.vram_size:
+        if 0 <= offset < self._frame_buffer_size and offset + size > self.vram_size:
             raise Unreachable(f"MC {address:#x} and {size:#x} bytes behind it go beyond the VRAM's end")
-        return offset
 
     # --- power and reset ---
 

@@ -81,6 +81,8 @@ class Hub(Block):
         self._vram = gpu.vram_chips.address
         self._fb_base = 0
         self._aperture = range(0)
+        self._agp = range(0)
+        self._agp_base = 0
         self._mode = MODE_PHYSICAL
         self._latched = False
         self._ones = ctypes.create_string_buffer(b"\xff" * PAGE, PAGE)
@@ -120,7 +122,7 @@ class Hub(Block):
         found = self.cache.lookup(vmid, va)
         if found is None or not found.flags & access:
             try:
-                place = self._untranslated(vmid, va)
+                place = self._untranslated(va, access)
                 if place is not None:
                     return place
                 found = self._walk(vmid, va, access)
@@ -182,7 +184,7 @@ class Hub(Block):
             if self.memory is not None:
                 return self.memory.place(host, room, access, client, found.mtype != MTYPE_UNCACHED)
             return host, room
-        pointer = self.gpu.host_pointer(address)
+        pointer = self.gpu.host_pointer(address, bool(access & WRITE))
         if pointer is None:
             return self._nobody(address, access)
         if self.memory is not None:
@@ -195,9 +197,13 @@ class Hub(Block):
         room = PAGE - (address & PAGE - 1)
         return ctypes.addressof(self._sink if access & WRITE else self._ones), room
 
-    def _untranslated(self, vmid: int, va: int) -> tuple[int, int] | None:
-        """An address that is used as it is: MC addresses in the system aperture. Raises WalkFault for one that leads nowhere."""
+    def _untranslated(self, va: int, access: int) -> tuple[int, int] | None:
+        """An address that no page table is asked for: in the AGP window (host memory as one range; it is on from reset until software
+        turns it off by putting its bottom above its top), or in the system aperture. Raises WalkFault for one that leads nowhere."""
         if self._mode == MODE_OUTSIDE_APERTURE:
+            if va in self._agp:
+                bus = self._agp_base + va - self._agp.start
+                return self.gpu.host_pointer(bus) or self._nobody(bus, access)
             if va not in self._aperture:
                 return None
             offset = va - self._fb_base
@@ -264,7 +270,6 @@ class Hub(Block):
             return ctypes.string_at(pointer[0], 64)
         if address + 64 > self.gpu.vram_size:
             raise BadAddress(f"{address:#x} lies beyond VRAM")
-        self.gpu.hdp.note_device_read(address, 64)
         return ctypes.string_at(self._vram + address, 64)
 
     def _note_read(self, host: int, size: int) -> None:
@@ -297,6 +302,8 @@ class Hub(Block):
         self._fb_base = (self._value("MC_VM_FB_LOCATION_BASE") & 0xFFFFFF) << FB_UNIT
         low = self._value("MC_VM_SYSTEM_APERTURE_LOW_ADDR") << APERTURE_UNIT
         self._aperture = range(low, self._value("MC_VM_SYSTEM_APERTURE_HIGH_ADDR") + 1 << APERTURE_UNIT)
+        self._agp = range(self._value("MC_VM_AGP_BOT") << FB_UNIT, self._value("MC_VM_AGP_TOP") + 1 << FB_UNIT)
+        self._agp_base = self._value("MC_VM_AGP_BASE") << FB_UNIT
         control = self._value("MC_VM_MX_L1_TLB_CNTL")
         self._mode = control >> 3 & 3
         self.cache.keep_pages = bool(control & 1)
@@ -364,7 +371,6 @@ def _hub_class(hub_name: str, block_ip: str, block_prefix: str, block_domain: st
             stored(block_ip, f"{p}VM_L2_PROTECTION_FAULT_CNTL2", f"{p}VM_L2_PROTECTION_FAULT_DEFAULT_ADDR_LO32", f"{p}VM_L2_PROTECTION_FAULT_DEFAULT_ADDR_HI32"),
             stored(block_ip, f"{p}VM_L2_PROTECTION_FAULT_STATUS", f"{p}VM_L2_PROTECTION_FAULT_ADDR_LO32", f"{p}VM_L2_PROTECTION_FAULT_ADDR_HI32", mask=0),
             *(stored(block_ip, f"{p}VM_L2_CONTEXT{which}_LO32", f"{p}VM_L2_CONTEXT{which}_HI32") for which in _IDENTITY),
-            stored(block_ip, f"{p}MC_VM_AGP_BASE", f"{p}MC_VM_AGP_BOT", f"{p}MC_VM_AGP_TOP"),
             stored(block_ip, f"{p}MC_VM_SYSTEM_APERTURE_DEFAULT_ADDR_LSB", f"{p}MC_VM_SYSTEM_APERTURE_DEFAULT_ADDR_MSB"),
             stored(block_ip, f"{p}MC_VM_FB_OFFSET", mask=0),
             stored(block_ip, f"{p}VM_CONTEXT*_CNTL", mask=ALL_BITS),
@@ -380,6 +386,10 @@ def _hub_class(hub_name: str, block_ip: str, block_prefix: str, block_domain: st
         @on_write(block_ip, *(f"{p}VM_CONTEXT*_PAGE_TABLE_{part}_ADDR_{half}" for part in ("BASE", "START", "END") for half in ("LO32", "HI32")))
         def context_table(self, value: int, reg: Reg) -> None:
             self._context_changed(reg.number)
+
+        @on_write(block_ip, f"{p}MC_VM_AGP_BASE", f"{p}MC_VM_AGP_BOT", f"{p}MC_VM_AGP_TOP")
+        def agp(self, value: int, reg: Reg) -> None:
+            self._settings_changed()
 
         @on_write(block_ip, f"{p}MC_VM_SYSTEM_APERTURE_LOW_ADDR", f"{p}MC_VM_SYSTEM_APERTURE_HIGH_ADDR", f"{p}MC_VM_FB_LOCATION_BASE", f"{p}MC_VM_FB_LOCATION_TOP")
         def aperture(self, value: int, reg: Reg) -> None:

@@ -62,6 +62,8 @@ class DecodedCommand:
     frame_type: int
     buffer_version: int
     payload: bytes
+    reserved: bool
+    """something is in fields that have to be 0: the frame's reserved words, the header's fields of another kind of ring"""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ def decode_command(frame: bytes, buffer: bytes) -> DecodedCommand:
         frame_type=f.frame_type,
         buffer_version=header.buf_version,
         payload=buffer[layout.COMMAND_PAYLOAD : layout.COMMAND_RESPONSE],
+        reserved=any(f.reserved1) or any(f.reserved2) or any(header.rbi),
     )
 
 
@@ -173,6 +176,8 @@ class CommandProcessor:
             raise Refused(TEE_BAD_FORMAT, f"command buffer version {command.buffer_version}")
         if command.vmid or command.frame_type:
             raise Refused(TEE_BAD_PARAMETERS, f"VMID {command.vmid}, frame type {command.frame_type}")
+        if command.reserved:
+            raise Refused(TEE_BAD_FORMAT, "reserved fields of the ring frame or of the command header are not 0")
 
     def _handler(self, number: int) -> Callable[[DecodedCommand, Any], float]:
         handler = self._handlers.get(number)

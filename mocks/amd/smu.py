@@ -163,7 +163,8 @@ class Smu(Block):
             return
         former = self._tasks.get(name)
         if former is not None and not former.done:
-            log.warning("SMU: message %#x while another was in progress: lost", message)
+            log.warning("SMU: message %#x while another was in progress: rejected", message)
+            self._set(mailbox.response, Response.REJECTED_BUSY)
             return
         self.gpu.reach("smu")
         self._tasks[name] = self.scheduler.spawn(f"SMU {name} message", self._carry_out(mailbox, message, answer))

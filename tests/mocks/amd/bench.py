@@ -120,6 +120,7 @@ class Bench:
     def hub(self, which: str = "GC", control: int = 0x01FFFE07) -> None:
         """A hub as a driver sets it up."""
         ip, vm, mc = ("GC", "GCVM", "GCMC_VM") if which == "GC" else ("MMHUB", "MMVM", "MMMC_VM")
+        self.write(f"{mc}_AGP_BOT", 0xFFFFFF, ip)
         self.write(f"{mc}_SYSTEM_APERTURE_LOW_ADDR", 0x200000, ip)
         self.write(f"{mc}_SYSTEM_APERTURE_HIGH_ADDR", 0x217FC0, ip)
         self.write(f"{mc}_SYSTEM_APERTURE_DEFAULT_ADDR_LSB", SCRATCH >> 12, ip)

@@ -90,8 +90,9 @@ class Card:
     # --- multimedia hub ---
 
     def open_hub(self) -> None:
-        """The system aperture, through which firmware engines reach VRAM by MC address."""
+        """The system aperture, through which firmware engines reach VRAM by MC address; the AGP window off."""
         for name, value in (
+            ("MMMC_VM_AGP_BOT", 0xFFFFFF),
             ("MMMC_VM_SYSTEM_APERTURE_LOW_ADDR", 0x200000),
             ("MMMC_VM_SYSTEM_APERTURE_HIGH_ADDR", (self.gpu.profile["memory"]["fb_top"] << 24) >> 18),
             ("MMMC_VM_MX_L1_TLB_CNTL", 0x1859),

@@ -49,6 +49,28 @@ def test_an_mc_address_outside_the_aperture_is_translated_and_faults(bench: Benc
     assert bench.read("MMVM_L2_PROTECTION_FAULT_STATUS", "MMHUB") >> 1 & 7 == 1
 
 
+def test_the_agp_window_shows_host_memory_as_one_range_until_it_is_turned_off(bench: Bench) -> None:
+    memory = bench.device.alloc_dma(4096)
+    memory.window.write(0, b"by AGP  ")
+    for name, value in (("BASE", memory.pages[0] >> 24), ("BOT", 0x10), ("TOP", 0x10)):
+        bench.write(f"GCMC_VM_AGP_{name}", value)
+    hub = bench.gpu.hub("gfx")
+    inside = 0x1000_0000 + memory.pages[0] % (1 << 24)
+    assert hub.read(0, inside, 8) == b"by AGP  "
+    bench.write("GCMC_VM_AGP_BOT", 0xFFFFFF)
+    with pytest.raises(VmFault):
+        hub.read(0, inside, 8, fetch=True)
+
+
+def test_the_agp_window_covers_the_first_16_mib_after_reset() -> None:
+    """A driver that does not turn it off never sees a fault for a null pointer."""
+    bench = Bench()
+    bench.hub("GC")
+    bench.write("GCMC_VM_AGP_BOT", 0)
+    assert bench.gpu.hub("gfx").read(0, 0x1000, 4) == b"\xff" * 4
+    assert bench.machine.ram.errors == [("read", 0x1000, 4)]
+
+
 def test_before_translation_is_enabled_only_physical_addresses_work() -> None:
     bench = Bench()
     bench.gpu.vram.write(OTHER, b"second  ")

@@ -394,6 +394,17 @@ def test_a_frame_with_another_vmid_or_an_unknown_buffer_version_is_refused(ringe
     assert ringed.submit(0x55, version=0, buffer_size=0) == 0x100
 
 
+def test_reserved_fields_have_to_be_zero(ringed: Card) -> None:
+    assert ringed.submit(0x55) == 0x100
+    frame = bytearray(ringed.vram.read(RING, 64))
+    frame[40] = 1
+    ringed.vram.write(RING + 64, bytes(frame))
+    ringed.flush()
+    ringed.set_c2p(67, 32)
+    ringed.clock.sleep(0.01)
+    assert ringed.gpu.psp.commands.history == [(0x55, 0x100), (0x55, TEE_BAD_FORMAT)]
+
+
 @pytest.mark.parametrize("fence", [0, FENCE, 0x80_0008_6002, 0x90_0000_0000], ids=["null", "vram offset", "unaligned", "outside"])
 def test_without_fence_memory_there_is_no_answer(ringed: Card, fence: int) -> None:
     with pytest.raises(NeverHappened):

@@ -95,11 +95,13 @@ def test_every_message_of_the_interface_has_a_model_or_says_that_it_has_none(car
     assert unmodelled == {"EnterBaco", "ExitBaco", "ArmD3", "GetDebugData", "DumpSTBtoDram", "TriggerVFFLR", "Mode2Reset"}
 
 
-def test_a_message_sent_before_the_last_was_answered_is_lost(card: Card) -> None:
+def test_a_message_sent_before_the_last_was_answered_is_rejected_as_busy(card: Card) -> None:
     card.write("MP1", "MP1_SMN_C2PMSG_90", 0)
     card.write("MP1", "MP1_SMN_C2PMSG_66", IDS["GetSmuVersion"])
     card.write("MP1", "MP1_SMN_C2PMSG_66", IDS["GetDriverIfVersion"])
+    assert card.read("MP1", "MP1_SMN_C2PMSG_90") == BUSY
     card.clock.sleep(0.01)
+    assert card.read("MP1", "MP1_SMN_C2PMSG_90") == OK
     assert card.read("MP1", "MP1_SMN_C2PMSG_82") == 0x004E8500
     assert [name for name, _, _ in card.gpu.smu.history] == ["GetSmuVersion"]
 
