@@ -60,9 +60,9 @@ class Gpu:
             major, minor, revision = (int(part) for part in version.split("."))
             self._tables[ip] = table(ip, (major, minor, revision))
             self._bases[ip] = published[ip]
-        self.vram_size = profile["memory"]["memsize_mib"] << 20
-        self.mc_base = profile["memory"]["fb_base"] << 24
-        self._frame_buffer_size = profile["memory"]["fb_top"] + 1 - profile["memory"]["fb_base"] << 24
+        self.vram_size: int = profile["memory"]["memsize_mib"] << 20
+        self.mc_base: int = profile["memory"]["fb_base"] << 24
+        self._frame_buffer_size: int = profile["memory"]["fb_top"] + 1 - profile["memory"]["fb_base"] << 24
         self.vram_chips = Vram(self.vram_size, machine.seed)
         self.vram: LocalMmio = self.vram_chips.window
         self.blocks: dict[str, Block] = {}

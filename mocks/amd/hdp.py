@@ -52,7 +52,7 @@ class Hdp(Block):
     def host_read(self, offset: int, size: int) -> bytes:
         """What the host reads through BAR0. Beyond the memory that there is: all ones."""
         size_inside = max(0, min(size, self.gpu.vram_size - offset))
-        data = self.gpu.vram.read(offset, size_inside) if size_inside else b""
+        data: bytes = self.gpu.vram.read(offset, size_inside) if size_inside else b""
         if self._late:
             data = self._with_late_writes(offset, data)
         return data + b"\xff" * (size - size_inside)

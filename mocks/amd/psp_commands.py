@@ -182,7 +182,7 @@ class CommandProcessor:
     def _handler(self, number: int) -> Callable[[DecodedCommand, Any], float]:
         handler = self._handlers.get(number)
         if handler is None:
-            if number in iter(Command):
+            if number in {each.value for each in Command}:
                 raise NotModelled(f"PSP command {Command(number).name} ({number:#x})")
             raise Refused(Status.UNKNOWN_COMMAND, "unknown command")
         return handler
@@ -278,4 +278,4 @@ class CommandProcessor:
             raise Refused(TEE_SECURITY, unknown)
 
     def _copy_time(self, size: int) -> float:
-        return size / self._numbers["command_rate"]
+        return size / float(self._numbers["command_rate"])

@@ -341,7 +341,7 @@ class Smu(Block):
             data = self.metrics()
         elif argument in self.tables:
             data = self.tables[argument]
-        elif argument in iter(layout.TableId):
+        elif argument in {each.value for each in layout.TableId}:
             raise NotModelled(f"SMU table {layout.TableId(argument).name}")
         else:
             raise Failed(Response.FAILED)

@@ -115,7 +115,7 @@ class PowerModel:
 
     def watts(self) -> float:
         """Socket power."""
-        return min(self._between("power", self._power_share()), self._gpu.smu.ppt_limit)
+        return min(self._between("power", self._power_share()), float(self._gpu.smu.ppt_limit))
 
     def _gfx_clock(self) -> int:
         share = self.activity["gfx"]
@@ -131,7 +131,7 @@ class PowerModel:
         return float(self._idle[name] + (self._load[name] - self._idle[name]) * min(max(share, 0.0), 1.0))
 
     def _temperature(self, name: str) -> int:
-        low, high = self._idle["temperature"][name], self._load["temperature"][name]
+        low, high = float(self._idle["temperature"][name]), float(self._load["temperature"][name])
         return round(low + (high - low) * self.heat)
 
     def sample(self) -> dict[str, int | tuple[int, ...]]:
