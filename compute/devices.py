@@ -174,7 +174,8 @@ class AmdDevice(Device):
         try:
             yield timing
             self.gpu.synchronize()
-            timing.seconds = sum(self.gpu.elapsed(ticket) for ticket in self._tickets)
+            if self._tickets:
+                timing.seconds = sum(self.gpu.elapsed(ticket) for ticket in self._tickets)
         finally:
             self._tickets = outer
 

@@ -17,7 +17,7 @@ from compute.tensor import Tensor
 
 @dataclass
 class _Output:
-    """node: what a result looks like; source: its buffer at the last run, or the number of the input that it is."""
+    """node: what a result looks like; buffer: its memory at the last run; from_input: number of the input whose memory it is."""
 
     node: Node
     sizes: dict[str, int]
@@ -37,7 +37,7 @@ class Recording:
         with runtime.recording() as launches:
             result = function(*stand_ins)
             self._single = isinstance(result, Tensor)
-            results = [result] if self._single else list(result)
+            results = [result] if self._single else list(result) if isinstance(result, (list, tuple)) else []
             if not results or not all(isinstance(r, Tensor) for r in results):
                 raise UsageError("a recorded function must return a tensor, or several", read=type(result).__name__, remedy="return the tensors it computes")
             results[0].realize(*results[1:])
@@ -83,12 +83,9 @@ class Recording:
             self._graph.replay(changed)
         results = []
         for output in self._outputs:
-            if output.from_input is not None:
-                results.append(inputs[output.from_input])
-                continue
+            buffer = output.buffer if output.from_input is None else self._buffers[output.from_input]
             own = {name: sizes.get(name, value) for name, value in output.sizes.items()}
-            device = inputs[0].device if inputs else output.buffer.device.name
-            results.append(Tensor._of(leaf(output.node, Storage(output.buffer), device), device, own))
+            results.append(Tensor._of(leaf(output.node, Storage(buffer), buffer.device.name), buffer.device.name, own))
         return results[0] if self._single else results
 
 

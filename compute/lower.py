@@ -18,10 +18,10 @@ from compute.ir import Builder, Kernel, Param, Value
 from compute.ops import COST, ELEMENTWISE, EXPANDED_COST, MOVEMENT, Node, toposort
 from compute.plan import Access, Axis, Options, make_plan, merge_axes
 from compute.view import Conditions, Index, Variable, capacity, extent, flat_index, product, strides_of, through
+from compute.walk import ABSENT, Probe, Request, Walk, cat_parts, movement_arg, never
 
 _LANE = ".lane"
 _INDEX_LIMIT = 1 << 31
-_Request = tuple[Node, Index, Conditions]
 
 
 def lower(root: Node, params: list[Param], options: Options) -> Kernel:
@@ -29,113 +29,7 @@ def lower(root: Node, params: list[Param], options: Options) -> Kernel:
     return _Lower(root, params, options).kernel()
 
 
-class _Walk:
-    """Evaluates nodes at indices: sources first, without recursion, each (node, index, conditions) once a scope."""
-
-    def __init__(self) -> None:
-        self.scopes: list[dict[Any, Any]] = [{}]
-
-    def found(self, key: Any) -> Any:
-        for scope in self.scopes:
-            if key in scope:
-                return scope[key]
-        return _ABSENT
-
-    def evaluate(self, node: Node, index: Index, conditions: Conditions = ()) -> Any:
-        first = _simplified(node, index, conditions)
-        stack = [first]
-        while stack:
-            request = stack[-1]
-            if self.found(request) is not _ABSENT:
-                stack.pop()
-                continue
-            below = [_simplified(*r) for r in self.requests(*request)]
-            missing = [r for r in below if self.found(r) is _ABSENT]
-            if missing:
-                stack.extend(reversed(missing))
-                continue
-            self.scopes[-1][request] = self.finish(request, below)
-            stack.pop()
-        return self.found(first)
-
-    def requests(self, node: Node, index: Index, conditions: Conditions) -> list[_Request]:
-        if node.op in ELEMENTWISE:
-            return [(s, index, conditions) for s in node.src]
-        if node.op == "cat":
-            return [(s, i, conditions + c) for s, (i, c) in zip(node.src, _cat_parts(node, index), strict=True) if not _never(c)]
-        if node.op in MOVEMENT:
-            inner, more = through(node.op, _movement_arg(node), node.src[0].shape, node.shape, index)
-            return [] if _never(more) else [(node.src[0], inner, conditions + more)]
-        return []
-
-    def finish(self, request: _Request, below: list[_Request]) -> Any:
-        raise NotImplementedError
-
-
-_ABSENT = object()
-
-
-def _simplified(node: Node, index: Index, conditions: Conditions) -> _Request:
-    if node.op in ("const", "size"):
-        return node, (), ()
-    return node, index, tuple(sorted({c for c in conditions if c.lo < 0}, key=lambda c: c.key)) if conditions else ()
-
-
-def _never(conditions: Conditions) -> bool:
-    return any(c.hi < 0 for c in conditions)
-
-
-def _movement_arg(node: Node) -> Any:
-    return node.arg[0] if node.op == "pad" else node.arg
-
-
-def _cat_parts(node: Node, index: Index) -> list[tuple[Index, Conditions]]:
-    """Per source: its index, and the conditions under which the result comes from it."""
-    axis = node.arg
-    parts = []
-    start = 0
-    for source in node.src:
-        size = capacity(source.shape[axis])
-        here = index[axis] - start
-        conditions = tuple(c for c in (here, size - 1 - here) if c.lo < 0)
-        parts.append(((*index[:axis], here, *index[axis + 1 :]), conditions))
-        start += size
-    return parts
-
-
-class _Probe(_Walk):
-    """The first walk: which addresses are touched, and where the reduction is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.accesses: list[Access] = []
-        self.reduce: Node | None = None
-        self.reduce_index: Index = ()
-        self.reduced: list[Axis] = []
-
-    def requests(self, node: Node, index: Index, conditions: Conditions) -> list[_Request]:
-        if node.op != "reduce":
-            return super().requests(node, index, conditions)
-        assert self.reduce in (None, node) and not conditions
-        if self.reduce is None:
-            self.reduce, self.reduce_index = node, index
-            source = node.src[0].shape
-            self.reduced = [Axis(f".r{a}", extent(source[a]), capacity(source[a])) for a in node.arg[1]]
-        assert index == self.reduce_index
-        variables = {a: variable(axis.name, 0, axis.size - 1) for a, axis in zip(node.arg[1], self.reduced, strict=True)}
-        return [(node.src[0], tuple(variables.get(a, i) for a, i in enumerate(index)), ())]
-
-    def finish(self, request: _Request, below: list[_Request]) -> None:
-        node, index, conditions = request
-        if node.op == "buffer":
-            self.accesses.append(Access(node.arg, node.dtype.size, flat_index(node.shape, index), conditions))
-        elif node.op == "iota":
-            self.accesses.append(Access(-1, 0, index[0], conditions))
-        elif node.op == "cat":
-            self.accesses.append(Access(-1, 0, index[node.arg], conditions))
-
-
-class _Lower(_Walk):
+class _Lower(Walk):
     """The second walk."""
 
     def __init__(self, root: Node, params: list[Param], options: Options) -> None:
@@ -151,7 +45,7 @@ class _Lower(_Walk):
         big = max([product([capacity(d) for d in root.shape]), *(p.count for p in params)]) >= _INDEX_LIMIT
         self.index_dtype = dtypes.int64 if big else dtypes.int32
 
-        probe = _Probe()
+        probe = Probe()
         out = [Axis(f".o{j}", extent(d), capacity(d)) for j, d in enumerate(root.shape)]
         index = tuple(variable(a.name, 0, a.size - 1) for a in out)
         probe.evaluate(root, index)
@@ -193,8 +87,14 @@ class _Lower(_Walk):
         else:
             groups, block = self.loop_kernel()
         found = Kernel("kernel", self.params, self.sizes, b.body, groups, block, self.locals, self.index_dtype)
-        found.name = f"{_title(self.probe.reduce, self.root)}_{hashlib.sha256(found.text().encode()).hexdigest()[:12]}"
+        found.name = f"{self.title()}_{hashlib.sha256(found.text().encode()).hexdigest()[:12]}"
         return found
+
+    def title(self) -> str:
+        """What the kernel does, as the start of its name: the kind and the sizes of its loops."""
+        kind = "map" if self.probe.reduce is None else f"reduce_{self.probe.reduce.arg[0]}"
+        sizes = "x".join(str(a.size) for a in self.out) or "1"
+        return f"{kind}_{sizes}" + (f"_of_{'x'.join(str(a.size) for a in self.reduced) or '1'}" if self.probe.reduce is not None else "")
 
     # --- the three kinds of kernel ---
 
@@ -289,7 +189,7 @@ class _Lower(_Walk):
         while node is not reduce:
             below = next(s for s in node.src if s in self.above_reduce)
             if node.op in MOVEMENT:
-                index, _ = through(node.op, _movement_arg(node), below.shape, node.shape, index)
+                index, _ = through(node.op, movement_arg(node), below.shape, node.shape, index)
             node = below
         return index
 
@@ -394,7 +294,7 @@ class _Lower(_Walk):
 
     # --- nodes ---
 
-    def finish(self, request: _Request, below: list[_Request]) -> Value:
+    def finish(self, request: Request, below: list[Request]) -> Value:
         node, index, conditions = request
         b = self.b
         if node.op == "buffer":
@@ -406,7 +306,7 @@ class _Lower(_Walk):
         if node.op == "iota":
             return b.cast(self.emit(index[0].substitute(self.place)), dtypes.int32)
         assert node.op != "reduce", "a reduction that the scheduler should have cut"
-        values = [self.found(r) for r in below]
+        values: list[Value] = [self.found(r) for r in below]
         if node.op in EXPANDED_COST:
             lanes = max(v.lanes for v in values)
             return mathlib.expand(b, node.op, [b.splat(v, lanes) for v in values])
@@ -422,12 +322,10 @@ class _Lower(_Walk):
             if not values:
                 return fill
             return self.chosen(more, values[0], fill)
-        if node.op in MOVEMENT:
-            return values[0]
-        return b.alu(node.op, *values)
+        return values[0] if node.op in MOVEMENT else b.alu(node.op, *values)
 
     def join(self, node: Node, index: Index, values: list[Value]) -> Value:
-        parts = [c for _, c in _cat_parts(node, index) if not _never(c)]
+        parts = [c for _, c in cat_parts(node, index) if not never(c)]
         result = values[-1]
         for value, conditions in zip(values[-2::-1], parts[-2::-1], strict=True):
             result = self.chosen(conditions, value, result)
@@ -438,7 +336,7 @@ class _Lower(_Walk):
         here = self.here(conditions)
         if not here:
             return inside
-        return outside if _never(here) else self.b.alu("where", self.gate(here), inside, outside)
+        return outside if never(here) else self.b.alu("where", self.gate(here), inside, outside)
 
     def here(self, conditions: Conditions) -> Conditions:
         """Conditions at this place, without those that always hold."""
@@ -448,18 +346,16 @@ class _Lower(_Walk):
         """True where all conditions, in terms of loop variables, are >= 0."""
         b = self.b
         zero = b.const(0, self.index_dtype)
-        result: Value | None = None
-        for c in conditions:
-            holds = b.alu("le", zero, self.emit(c))
-            result = holds if result is None else b.alu("and", result, holds)
-        assert result is not None
-        return result
+        first, *rest = (b.alu("le", zero, self.emit(c)) for c in conditions)
+        for holds in rest:
+            first = b.alu("and", first, holds)
+        return first
 
     def load(self, node: Node, address: Expr, conditions: Conditions) -> Value:
         b = self.b
         number, dtype = node.arg, node.dtype
         address, conditions = address.substitute(self.place), self.here(conditions)
-        if _never(conditions):
+        if never(conditions):
             return b.const(0, dtype)
         in_gate = any(_LANE in c.names for c in conditions)
         if _LANE in address.names or in_gate:
@@ -469,7 +365,7 @@ class _Lower(_Walk):
             for k in range(self.width):
                 here = {_LANE: constant(k)}
                 which = tuple(c for c in (c.substitute(here) for c in conditions) if c.lo < 0)
-                lanes.append(b.const(0, dtype) if _never(which) else self.load_at(number, dtype, address.substitute(here), which, 1))
+                lanes.append(b.const(0, dtype) if never(which) else self.load_at(number, dtype, address.substitute(here), which, 1))
             return b.vector([b.splat(v, 1) for v in lanes])
         width = self.plan.unroll
         if self.step and not conditions and address.coefficient(self.step) == width and _is_multiple(address - address.const % width, width):
@@ -485,8 +381,8 @@ class _Lower(_Walk):
     # --- index arithmetic ---
 
     def emit(self, e: Expr) -> Value:
-        known = self.found(("index", e.key))
-        if known is not _ABSENT:
+        known: Value = self.found(("index", e.key))
+        if known is not ABSENT:
             return known
         b, dtype = self.b, self.index_dtype
         total: Value | None = None
@@ -564,8 +460,3 @@ def _variables(node: Node) -> Iterator[Variable]:
     for d in node.shape:
         if isinstance(d, Variable):
             yield d
-
-
-def _title(reduce: Node | None, root: Node) -> str:
-    kind = f"reduce_{reduce.arg[0]}" if reduce is not None else "map"
-    return "_".join([kind, *(d.name if isinstance(d, Variable) else str(d) for d in root.shape)])

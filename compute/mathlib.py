@@ -18,123 +18,27 @@ fits made for this file; reductions are the textbook ones (Cody-Waite for exp, P
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from compute import dtypes
-from compute.dtypes import DType
 from compute.ir import Builder, Value
-
-f32, f64, i32, u32, i64, u64 = dtypes.float32, dtypes.float64, dtypes.int32, dtypes.uint32, dtypes.int64, dtypes.uint64
-
-
-@dataclass(frozen=True)
-class _Format:
-    """What the functions need to know of a float type. Polynomials are listed from the constant term up."""
-
-    dtype: DType
-    integer: DType
-    unsigned: DType
-    mantissa: int
-    bias: int
-    sqrt_half_bits: int
-    tiny: float
-    tiny_exponent: int
-    exp_range: tuple[float, float]
-    exp2_range: tuple[float, float]
-    ln2: tuple[float, float]
-    log2e: tuple[float, float]
-    exp_tail: tuple[float, ...]
-    exp2_poly: tuple[float, ...]
-    sin_tail: tuple[float, ...]
-    cos_tail: tuple[float, ...]
-    tanh_tail: tuple[float, ...]
-
-
-_F32 = _Format(
-    dtype=f32,
-    integer=i32,
-    unsigned=u32,
-    mantissa=23,
-    bias=127,
-    sqrt_half_bits=0x3F3504F3,
-    tiny=2.0**-126,
-    tiny_exponent=23,
-    exp_range=(-105.0, 89.5),
-    exp2_range=(-152.0, 129.0),
-    ln2=(0.693145751953125, 1.428606765330187e-06),
-    log2e=(1.4426950216293335, 1.9259629911266175e-08),
-    exp_tail=(0.5, 0.16666576772479388, 0.04166655434585022, 0.008363215200276048, 0.0013926228742003135),
-    exp2_poly=(1.0, 0.6931472067028326, 0.24022650922288757, 0.05550327226670302, 0.009618056678524637, 0.0013400428177615838, 0.0001546144469856913),
-    sin_tail=(-0.1666666666385529, 0.008333331874710208, -0.00019840086735384846, 2.724992580305979e-06),
-    cos_tail=(0.04166666465950221, -0.0013888303035894866, 2.4547942085071572e-05),
-    tanh_tail=(-0.3333333317214036, 0.1333330355691574, -0.053959259577204544, 0.02176891865102821, -0.008343945515839153, 0.002292744816178142),
+from compute.mathtables import (
+    ATANH_TAIL_F64,
+    ATANH_TAIL_SHORT,
+    EXP2_SHORT,
+    F32,
+    F64,
+    FORMATS,
+    LOG_TAIL_F32,
+    QUARTER,
+    QUARTER_LOW,
+    TWO_OVER_PI,
+    Format,
+    f32,
+    f64,
+    i32,
+    i64,
+    u32,
+    u64,
 )
-
-_F64 = _Format(
-    dtype=f64,
-    integer=i64,
-    unsigned=u64,
-    mantissa=52,
-    bias=1023,
-    sqrt_half_bits=0x3FE6A09E667F3BCD,
-    tiny=2.0**-1022,
-    tiny_exponent=52,
-    exp_range=(-746.0, 710.5),
-    exp2_range=(-1077.0, 1025.0),
-    ln2=(0.6931471803691238, 1.9082149292705877e-10),
-    log2e=(1.4426950408889634, 2.0355273740931033e-17),
-    exp_tail=(
-        0.5, 0.16666666666666666, 0.04166666666666668, 0.008333333333333333, 0.0013888888888879025, 0.00019841269841263268,
-        2.480158733656888e-05, 2.7557319247303143e-06, 2.755726314363358e-07, 2.505207100401007e-08, 2.091818781922412e-09, 1.6086661337125568e-10,
-    ),
-    exp2_poly=(
-        1.0, 0.6931471805599453, 0.24022650695910072, 0.05550410866482158, 0.009618129107628489, 0.001333355814642845, 0.00015403530393351148,
-        1.5252733804045767e-05, 1.3215486824953355e-06, 1.0178086025321911e-07, 7.0548912028847976e-09, 4.4455288383554917e-10,
-        2.573781297107221e-11, 1.3718923410262165e-12,
-    ),
-    sin_tail=(
-        -0.16666666666666666, 0.008333333333333331, -0.00019841269841265065, 2.7557319219339167e-06, -2.5052106232447578e-08,
-        1.6058531618986147e-10, -7.586697117706918e-13,
-    ),
-    cos_tail=(0.041666666666666664, -0.0013888888888887398, 2.480158729876569e-05, -2.7557317271729793e-07, 2.08761462684032e-09, -1.1382632425521717e-11),
-    tanh_tail=(
-        -0.3333333333333333, 0.13333333333333333, -0.053968253968253076, 0.021869488536096472, -0.008863235527882459, 0.0035921279948771647,
-        -0.0014558338279042078, 0.0005900223329023258, -0.00023909642770594748, 9.676689210002811e-05, -3.879904218166128e-05,
-        1.4832897548417558e-05, -4.770834648519767e-06, 9.171549402654542e-07,
-    ),
-)  # fmt: skip
-
-_FORMATS = {f32: _F32, f64: _F64}
-
-_LOG_TAIL_F32 = (
-    0.33333331180030046, -0.24999996957950882, 0.200007157488921, -0.16667802319501254, 0.1424905764569748, -0.12425687331451106,
-    0.1168541992348674, -0.11479733846637635, 0.06971611471451178,
-)  # fmt: skip
-"""(log(1+f) - f + f*f/2) / f**3."""
-_ATANH_TAIL_F64 = (
-    0.666666666666667, 0.39999999999899505, 0.28571428625975487, 0.2222221113479508, 0.18182889125261723, 0.15331721600556042, 0.14616449685043406,
-)  # fmt: skip
-"""(2*atanh(s) - 2*s) / s**3 as a polynomial of s*s."""
-_ATANH_TAIL_SHORT = (0.6666666666737509, 0.3999999879733759, 0.2857175453591449, 0.22191400830308503, 0.19362653714202008)
-"""The same to 2**-43, for float32 pow."""
-_EXP2_SHORT = (
-    1.0, 0.6931471805599462, 0.2402265069564034, 0.05550410866465167, 0.009618129193934313, 0.0013333558200794592, 0.0001540343375125101,
-    1.5252672924850737e-05, 1.325964524488711e-06, 1.0205905413765595e-07,
-)  # fmt: skip
-"""2**x on [-1/2, 1/2] to 2**-46."""
-
-_TWO_OVER_PI = (
-    0x00000000, 0x00000000, 0xA2F9836E, 0x4E441529, 0xFC2757D1, 0xF534DDC0, 0xDB629599, 0x3C439041, 0xFE5163AB, 0xDEBBC561, 0xB7246E3A, 0x424DD2E0, 0x06492EEA,
-    0x09D1921C, 0xFE1DEB1C, 0xB129A73E, 0xE88235F5, 0x2EBB4484, 0xE99C7026, 0xB45F7E41, 0x3991D639, 0x835339F4, 0x9C845F8B, 0xBDF9283B, 0x1FF897FF,
-    0xDE05980F, 0xEF2F118B, 0x5A0A6D1F, 0x6D367ECF, 0x27CB09B7, 0x4F463F66, 0x9E5FEA2D, 0x7527BAC7, 0xEBE5F17B, 0x3D0739F7, 0x8A5292EA, 0x6BFB5FB1,
-    0x1F8D5D08, 0x56033046, 0xFC7B6BAB, 0xF0CFBC20,
-)  # fmt: skip
-"""Binary digits of 2/pi behind the point, 32 a word, after two words of zeros."""
-
-_QUARTER = 3.4061215800865545e-19
-"""pi/2 * 2**-62."""
-_QUARTER_LOW = 6.123233995736766e-17 * 2.0**-62
-"""What float64 cannot hold of it."""
 
 
 def expand(b: Builder, op: str, args: Sequence[Value]) -> Value:
@@ -143,16 +47,16 @@ def expand(b: Builder, op: str, args: Sequence[Value]) -> Value:
     if dtype.is_int:
         assert op == "pow"
         return _integer_pow(b, args[0], args[1])
-    if dtype not in _FORMATS:
+    if dtype not in FORMATS:
         wide = expand(b, op, [b.cast(a, f32) for a in args])
         return b.cast(wide, dtype)
-    return _Math(b, _FORMATS[dtype]).call(op, args)
+    return _Math(b, FORMATS[dtype]).call(op, args)
 
 
 class _Math:
     """The functions for one float format. Short methods below write one IR op each."""
 
-    def __init__(self, b: Builder, form: _Format) -> None:
+    def __init__(self, b: Builder, form: Format) -> None:
         self.b = b
         self.form = form
 
@@ -165,7 +69,7 @@ class _Math:
             "sin": lambda x: self.sin_cos(x, 0),
             "cos": lambda x: self.sin_cos(x, 1),
             "tanh": self.tanh,
-            "pow": self.pow32 if self.form is _F32 else self.pow64,
+            "pow": self.pow32 if self.form is F32 else self.pow64,
             "fmod": self.fmod,
         }
         return functions[op](*args)
@@ -261,12 +165,12 @@ class _Math:
     def log_rest(self, f: Value) -> Value:
         """log(1 + f) - f."""
         half_square = self.mul(self.mul(f, f), self.num(0.5))
-        if self.form is _F32:
+        if self.form is F32:
             cube = self.mul(self.mul(f, f), f)
-            return self.sub(self.mul(cube, self.poly(f, _LOG_TAIL_F32)), half_square)
+            return self.sub(self.mul(cube, self.poly(f, LOG_TAIL_F32)), half_square)
         s = self.alu("div", f, self.add(f, self.num(2.0)))
         z = self.mul(s, s)
-        return self.sub(self.mul(s, self.add(half_square, self.mul(z, self.poly(z, _ATANH_TAIL_F64)))), half_square)
+        return self.sub(self.mul(s, self.add(half_square, self.mul(z, self.poly(z, ATANH_TAIL_F64)))), half_square)
 
     def log_ends(self, x: Value, result: Value) -> Value:
         """The result with the values for 0, negative numbers, infinity and NaN put in."""
@@ -327,14 +231,14 @@ class _Math:
         exponent = b.cast(self.shr(bits, form.mantissa), u32)
         mantissa = self.alu("or", self.alu("and", bits, b.const((1 << form.mantissa) - 1, form.unsigned)), b.const(1 << form.mantissa, form.unsigned))
         # the window starts with digit number exponent - bias - mantissa - 1; the table's zero words put digit 1 at position 64 (or, without the first, 32)
-        zeros = 1 if form is _F32 else 2
+        zeros = 1 if form is F32 else 2
         first = self.sub(exponent, b.const(form.bias + form.mantissa + 2 - 32 * zeros, u32))
         shift = self.alu("and", first, b.const(31, u32))
         word = self.shr(first, 5)
-        count = 4 if form is _F32 else 7
-        window = self.digits_of_two_over_pi(word, count, _TWO_OVER_PI[2 - zeros :], 5 if form is _F32 else 33)
+        count = 4 if form is F32 else 7
+        window = self.digits_of_two_over_pi(word, count, TWO_OVER_PI[2 - zeros :], 5 if form is F32 else 33)
         p = [self.funnel(window[i], window[i + 1], shift) for i in range(count - 1)]
-        if form is _F32:
+        if form is F32:
             m = b.cast(mantissa, u64)
             product = self.add(
                 self.shl(self.mul(m, b.cast(p[0], u64)), 32),
@@ -345,17 +249,17 @@ class _Math:
             product, fine = self.wide_product(mantissa, p)
         q = self.shr(self.add(product, b.const(1 << 61, u64)), 62)
         fraction = b.bitcast(self.sub(product, self.shl(q, 62)), i64)
-        wide = _Math(b, _F64)
+        wide = _Math(b, F64)
         turn = b.cast(fraction, f64)
         if fine is None:
-            return b.cast(q, u32), b.cast(wide.mul(turn, wide.num(_QUARTER)), f32)
+            return b.cast(q, u32), b.cast(wide.mul(turn, wide.num(QUARTER)), f32)
         rest = wide.add(
             b.cast(self.sub(fraction, b.cast(turn, i64)), f64),
             wide.mul(b.cast(fine, f64), wide.num(2.0**-64)),
         )
-        head = wide.mul(turn, wide.num(_QUARTER))
-        error = wide.fma(turn, wide.num(_QUARTER), wide.alu("neg", head))
-        tail = wide.fma(rest, wide.num(_QUARTER), wide.fma(turn, wide.num(_QUARTER_LOW), error))
+        head = wide.mul(turn, wide.num(QUARTER))
+        error = wide.fma(turn, wide.num(QUARTER), wide.alu("neg", head))
+        tail = wide.fma(rest, wide.num(QUARTER), wide.fma(turn, wide.num(QUARTER_LOW), error))
         return b.cast(q, u32), wide.add(head, tail)
 
     def digits_of_two_over_pi(self, word: Value, count: int, table: Sequence[int], choices: int) -> list[Value]:
@@ -414,16 +318,16 @@ class _Math:
     def pow32(self, x: Value, y: Value) -> Value:
         """2**(y * log2|x|) in float64, whose 29 more bits make the float32 result right up to rare roundings."""
         b = self.b
-        wide = _Math(b, _F64)
+        wide = _Math(b, F64)
         magnitude = b.cast(self.alu("abs", x), f64)
         e, f = wide.log_parts(magnitude)
         s = wide.alu("div", f, wide.add(f, wide.num(2.0)))
         z = wide.mul(s, s)
-        logarithm = wide.fma(wide.mul(s, z), wide.poly(z, _ATANH_TAIL_SHORT), wide.add(s, s))
-        logarithm = wide.log_ends(magnitude, wide.fma(logarithm, wide.num(_F64.log2e[0]), e))
+        logarithm = wide.fma(wide.mul(s, z), wide.poly(z, ATANH_TAIL_SHORT), wide.add(s, s))
+        logarithm = wide.log_ends(magnitude, wide.fma(logarithm, wide.num(F64.log2e[0]), e))
         t = wide.clamp(wide.mul(b.cast(y, f64), logarithm), (-200.0, 200.0))
         k = wide.alu("rint", t)
-        p = wide.mul(wide.poly(wide.sub(t, k), _EXP2_SHORT), wide.power_of_two(b.cast(k, i64)))
+        p = wide.mul(wide.poly(wide.sub(t, k), EXP2_SHORT), wide.power_of_two(b.cast(k, i64)))
         return self.pow_ends(x, y, b.cast(p, f32))
 
     def pow64(self, x: Value, y: Value) -> Value:
@@ -436,7 +340,7 @@ class _Math:
         residue = self.fma(self.alu("neg", s), d, f)
         s_low = self.alu("div", self.fma(self.alu("neg", s), d_low, residue), d)
         z = self.mul(s, s)
-        tail = self.fma(self.mul(s, z), self.poly(z, _ATANH_TAIL_F64), self.add(s_low, s_low))
+        tail = self.fma(self.mul(s, z), self.poly(z, ATANH_TAIL_F64), self.add(s_low, s_low))
         head = self.add(s, s)
         natural = self.add(head, tail)
         natural_low = self.add(self.sub(head, natural), tail)
@@ -477,7 +381,7 @@ class _Math:
         ax, ay = self.alu("abs", x), self.alu("abs", y)
         ex, mx = self.integer_parts(ax)
         ey, my = self.integer_parts(ay)
-        chunk = 8 if form is _F32 else 11
+        chunk = 8 if form is F32 else 11
         """Bits a round: the remainder, below 2**(mantissa + 1), stays inside the integer type when shifted by them."""
         rounds = -(-(2 * form.bias + form.mantissa) // chunk)
         zero = b.const(0, u)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from compute.elementwise import broadcast_shapes
 from compute.errors import DTypeError, NotSupported, ShapeError, show_shape
 from compute.ops import Node, as_kind, const, node
-from compute.view import BoundVariable, Dim, Shape, Variable, capacities, product, reshape_groups, size_of
+from compute.view import BoundVariable, Dim, Shape, Variable, capacity, product, reshape_groups, size_of
 
 if TYPE_CHECKING:
     from compute.tensor import Tensor
@@ -76,19 +76,14 @@ class Movement:
         return self._moved("reshape", wanted, None)
 
     def _inferred(self, wanted: Shape) -> Shape:
-        rest = [d for d in wanted if d != -1]
-        mine = list(self.node.shape)
-        for d in [d for d in rest if isinstance(d, Variable)]:
-            if d in mine:
-                mine.remove(d)
-                rest.remove(d)
-        if len(mine) == 1 and all(d == 1 for d in rest):
-            found: Dim = mine[0]
-        else:
-            have, used = product(capacities(tuple(mine))), product(capacities(tuple(rest)))
-            if used == 0 or have % used or any(isinstance(d, Variable) for d in mine):
-                raise ShapeError(f"cannot reshape {show_shape(self.node.shape)} to {show_shape(wanted)}", means="no size fits in place of the -1")
-            found = have // used
+        """The shape with the -1 replaced by the size, or the symbolic dimension, that is missing."""
+        named = [d for d in wanted if isinstance(d, Variable)]
+        missing = [d for d in self.node.shape if isinstance(d, Variable) and d not in named]
+        have = product([d for d in self.node.shape if isinstance(d, int)])
+        used = product([d for d in wanted if isinstance(d, int) and d != -1])
+        if len(missing) > 1 or (missing and have != used) or used == 0 or have % used:
+            raise ShapeError(f"cannot reshape {show_shape(self.node.shape)} to {show_shape(wanted)}", means="no size fits in place of the -1")
+        found: Dim = missing[0] if missing else have // used
         return tuple(found if d == -1 else d for d in wanted)
 
     def flatten(self) -> Tensor:
@@ -158,7 +153,7 @@ class Movement:
             raise ShapeError(f"pad of {show_shape(shape)} by {pairs}", means="one pair of numbers >= 0 is needed for every axis")
         if not any(n for pair in pairs for n in pair):
             return self._self()
-        if any(isinstance(d, Variable) and bool(b or a) for d, (b, a) in zip(shape, pairs, strict=True)):
+        if any(isinstance(d, Variable) and pair != (0, 0) for d, pair in zip(shape, pairs, strict=True)):
             raise NotSupported(f"padding a symbolic axis of {show_shape(shape)}", means="a symbolic size cannot be added to", remedy="pad the other axes only")
         if self.node.dtype.kind == "bool" and not isinstance(value, bool) and value not in (0, 1):
             raise DTypeError(f"pad of bool with {value}")
@@ -208,7 +203,7 @@ class Movement:
         if any(isinstance(p.shape[at], Variable) for p in parts):
             raise NotSupported("cat along a symbolic axis", means="a symbolic size cannot be added to", remedy="cat along another axis")
         dtype = me._common_dtype(parts)
-        total = sum(p.shape[at] for p in parts)
+        total = sum(capacity(p.shape[at]) for p in parts)
         shape = (*me.shape[:at], total, *me.shape[at + 1 :])
         kept = [p.cast(dtype) for p in parts if size_of(p.shape)]
         if len(kept) < 2:

@@ -21,15 +21,23 @@ def leaf(n: Node, storage: Storage, device: str) -> Node:
 def realize(nodes: Sequence[Node], device: str, sizes: Mapping[str, int], into: dict[Node, Buffer] | None = None) -> None:
     """Sets the storage of every node. device: where nodes that could be anywhere are computed. into: memory to write a node to."""
     into = into or {}
-    wanted = [n for n in dict.fromkeys(nodes) if n.storage is None and n.op != "buffer"]
     for n in nodes:
         if n.op == "buffer":
             n.arg.buffer.ready()
-    for n in wanted:
-        if not size_of(n.shape):
+        elif not size_of(n.shape) and n.storage is None:
             n.storage = Storage(Buffer(runtime.device(device), 0))
-    for step in schedule([n for n in wanted if n.storage is None], into):
+    wanted = {n: _unshaped(n) for n in nodes if n.storage is None and n.op != "buffer"}
+    for step in schedule([base for base in dict.fromkeys(wanted.values()) if base.storage is None and base.op != "buffer"], into):
         _run(step, device, sizes, into)
+    for n, base in wanted.items():
+        n.storage = base.arg if base.op == "buffer" else base.storage
+
+
+def _unshaped(n: Node) -> Node:
+    """The node whose memory holds the values of n, because only reshapes lie between."""
+    while n.op == "reshape" and n.storage is None:
+        n = n.src[0]
+    return n
 
 
 def _run(step: Step, device: str, sizes: Mapping[str, int], into: Mapping[Node, Buffer]) -> None:

@@ -203,9 +203,10 @@ class Tensor(Elementwise, Movement, Reductions):
         if new.node is self.node:
             return self
         buffer = self.node.arg.buffer
-        self._detach_others(buffer, {id(self), id(new), id(value)})
+        self._detach_others(buffer, {id(self), id(new)})
+        is_read = reads(new.node, buffer)
         sizes = combined([self.sizes, new.sizes])
-        if reads(new.node, buffer) and not _elementwise_over(new.node, buffer):
+        if is_read and not _elementwise_over(new.node, buffer):
             realize([new.node], self.device, sizes)
         copied = node("contiguous", self.dtype, self.shape, (new.node if new.node.storage is None else leaf(new.node, new.node.storage, self.device),), None, self.device)
         realize([copied], self.device, sizes, {copied: buffer})
@@ -213,6 +214,8 @@ class Tensor(Elementwise, Movement, Reductions):
         copied.storage = None
         assert storage is not None
         self.node = leaf(self.node, storage, self.device)
+        if is_read and new.node.op != "buffer":
+            new.node = self.node
         return self
 
     @staticmethod

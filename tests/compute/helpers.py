@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 
 from compute import Tensor, dtypes, runtime
 from compute.dtypes import DType
 
 RUNNING = ("CPU", "PYTHON")
-"""The machine-code device and the interpreter; a GPU, simulated or not, is tested elsewhere with the same lists."""
+"""The machine-code device and the interpreter."""
+GPU = "MOCKPCI+AMD"
+EVERYWHERE = (*RUNNING, pytest.param(GPU, marks=pytest.mark.slow))
+"""And the simulated GPU, which computes the same lists in the long run of the tests."""
 
 Array = Any
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import RUNNING, assert_same, edges
+from helpers import EVERYWHERE, assert_same, edges
 
 from compute import Tensor, dtypes
 from compute.dtypes import DType
@@ -26,7 +26,7 @@ def expected_cast(x: np.ndarray, source: DType, target: DType) -> np.ndarray:
         return x.astype(target.numpy)
 
 
-@pytest.mark.parametrize("device", RUNNING)
+@pytest.mark.parametrize("device", EVERYWHERE)
 @pytest.mark.parametrize("source", [d for d in dtypes.ALL if d is not dtypes.bfloat16], ids=str)
 def test_cast_to_every_dtype(source: DType, device: str) -> None:
     x = edges(source)
@@ -40,7 +40,7 @@ def test_cast_to_every_dtype(source: DType, device: str) -> None:
         assert_same(got, expected_cast(x, source, target), f"{source} to {target}")
 
 
-@pytest.mark.parametrize("device", RUNNING)
+@pytest.mark.parametrize("device", EVERYWHERE)
 def test_float64_to_narrow_floats_rounds_once(device: str) -> None:
     # just above the middle of two float16: through float32 it would land on the middle, and go down
     x = np.array([1 + 2.0**-11 + 2.0**-40, 1 + 2.0**-11, 1 + 3 * 2.0**-11 - 2.0**-40, -(1 + 2.0**-11 + 2.0**-40), 2.0**-25 + 2.0**-60, 65520 - 2.0**-30], np.float64)
@@ -50,7 +50,7 @@ def test_float64_to_narrow_floats_rounds_once(device: str) -> None:
     assert Tensor(y, device=device).cast("bfloat16").numpy().tolist() == [1 + 2.0**-7, -(1 + 2.0**-7)]
 
 
-@pytest.mark.parametrize("device", RUNNING)
+@pytest.mark.parametrize("device", EVERYWHERE)
 def test_every_bfloat16_survives_the_way_through_float32(device: str) -> None:
     bits = np.arange(1 << 16, dtype=np.uint16)
     t = Tensor(bits, device=device).bitcast("bfloat16")
@@ -60,7 +60,7 @@ def test_every_bfloat16_survives_the_way_through_float32(device: str) -> None:
     assert ((back[~number] & 0x7FFF) > 0x7F80).all()
 
 
-@pytest.mark.parametrize("device", RUNNING)
+@pytest.mark.parametrize("device", EVERYWHERE)
 def test_every_float16_survives_the_way_through_float32_and_float64(device: str) -> None:
     bits = np.arange(1 << 16, dtype=np.uint16)
     halves = bits.view(np.float16)
@@ -70,14 +70,14 @@ def test_every_float16_survives_the_way_through_float32_and_float64(device: str)
         assert_same(t.cast(wide).numpy(), halves.astype(wide))
 
 
-@pytest.mark.parametrize("device", RUNNING)
+@pytest.mark.parametrize("device", EVERYWHERE)
 def test_bitcast_keeps_the_bits(device: str) -> None:
     for a, b in (("float32", "int32"), ("float32", "uint32"), ("float64", "int64"), ("float16", "int16"), ("int8", "uint8"), ("uint64", "float64")):
         x = edges(dtypes.to_dtype(a))
         assert_same(Tensor(x, device=device).bitcast(b).numpy().view(f"u{x.dtype.itemsize}"), x.view(f"u{x.dtype.itemsize}"))
 
 
-@pytest.mark.parametrize("device", RUNNING)
+@pytest.mark.parametrize("device", EVERYWHERE)
 def test_constants_of_every_dtype_reach_memory_as_they_are(device: str) -> None:
     for dtype in dtypes.ALL:
         values = edges(dtype).tolist()

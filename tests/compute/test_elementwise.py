@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import RUNNING, assert_same, edges, pairs
+from helpers import EVERYWHERE, RUNNING, assert_same, edges, pairs
 
 from compute import Tensor, dtypes
 from compute.errors import DTypeError, ShapeError
@@ -47,7 +47,7 @@ BINARY = {
 }
 
 
-@pytest.mark.parametrize("device", RUNNING)
+@pytest.mark.parametrize("device", EVERYWHERE)
 @pytest.mark.parametrize("op", UNARY)
 def test_unary_op_is_numpys_for_every_dtype(op: str, device: str) -> None:
     reference, kinds = UNARY[op]
@@ -61,7 +61,7 @@ def test_unary_op_is_numpys_for_every_dtype(op: str, device: str) -> None:
             assert_same(result.numpy(), reference(x), f"{op} {dtype}")
 
 
-@pytest.mark.parametrize("device", RUNNING)
+@pytest.mark.parametrize("device", EVERYWHERE)
 @pytest.mark.parametrize("op", BINARY)
 def test_binary_op_is_numpys_for_every_dtype(op: str, device: str) -> None:
     reference, kinds = BINARY[op]
@@ -72,7 +72,7 @@ def test_binary_op_is_numpys_for_every_dtype(op: str, device: str) -> None:
         assert_same(getattr(Tensor(x, device=device), op)(Tensor(y, device=device)).numpy(), expected, f"{op} {dtype}")
 
 
-@pytest.mark.parametrize("device", RUNNING)
+@pytest.mark.parametrize("device", EVERYWHERE)
 def test_add_mul_div_sqrt_are_rounded_as_numpy_does_for_random_bits(device: str) -> None:
     rng = np.random.default_rng(1)
     for dtype in NUMPY_FLOATS:
@@ -84,7 +84,7 @@ def test_add_mul_div_sqrt_are_rounded_as_numpy_does_for_random_bits(device: str)
                 assert_same(got.numpy(), expected, str(dtype))
 
 
-@pytest.mark.parametrize("device", RUNNING)
+@pytest.mark.parametrize("device", EVERYWHERE)
 def test_float_division_with_floor_is_numpys(device: str) -> None:
     rng = np.random.default_rng(2)
     for dtype in (dtypes.float32, dtypes.float64):
@@ -98,21 +98,21 @@ def test_float_division_with_floor_is_numpys(device: str) -> None:
             assert_same((a // b).numpy()[finite], np.floor_divide(x, y)[finite], f"floordiv {dtype}")
 
 
-@pytest.mark.parametrize("device", RUNNING)
+@pytest.mark.parametrize("device", EVERYWHERE)
 def test_signs_of_zero_of_mod_are_numpys(device: str) -> None:
     x, y = pairs(np.array([0.0, -0.0, 6.0, -6.0]), np.array([3.0, -3.0]))
     got = (Tensor(x, device=device) % Tensor(y, device=device)).numpy()
     assert np.signbit(got).tolist() == np.signbit(np.remainder(x, y)).tolist()
 
 
-@pytest.mark.parametrize("device", RUNNING)
+@pytest.mark.parametrize("device", EVERYWHERE)
 def test_integer_powers_wrap_as_numpys(device: str) -> None:
     for dtype in dtypes.INTS:
         x, y = pairs(edges(dtype), np.array([0, 1, 2, 3, 5, 7, 10, 31], dtype.numpy))
         assert_same((Tensor(x, device=device) ** Tensor(y, device=device)).numpy(), x**y, str(dtype))
 
 
-@pytest.mark.parametrize("device", RUNNING)
+@pytest.mark.parametrize("device", EVERYWHERE)
 def test_bfloat16_is_computed_in_float32_and_rounded_to_nearest_even(device: str) -> None:
     x, y = pairs(edges(dtypes.bfloat16), edges(dtypes.bfloat16))
     a, b = (Tensor(v, dtype="bfloat16", device=device) for v in (x, y))
@@ -132,7 +132,7 @@ def test_bfloat16_rounding_by_hand() -> None:
         assert got.tolist() == [1.0, 1 + 2.0**-7, 1 + 2.0**-6, float("inf"), 0.0]
 
 
-@pytest.mark.parametrize("device", RUNNING)
+@pytest.mark.parametrize("device", EVERYWHERE)
 def test_where_and_clip(device: str) -> None:
     x = np.arange(-5, 5, dtype=np.int32).reshape(2, 5)
     t = Tensor(x, device=device)
@@ -143,12 +143,13 @@ def test_where_and_clip(device: str) -> None:
     assert_same(t.clip(high=0).numpy(), np.minimum(x, 0))
 
 
-@pytest.mark.parametrize("device", RUNNING)
+@pytest.mark.parametrize("device", EVERYWHERE)
 def test_operators_with_numbers_on_either_side(device: str) -> None:
     x = np.array([1, 2, 5], np.int32)
     t = Tensor(x, device=device)
     for got, expected in (
-        (7 - t, 7 - x), (7 // t, 7 // x), (7 % t, 7 % x), (2**t, 2**x), (1 << t, 1 << x), (64 >> t, 64 >> x), (3 * t + 1, 3 * x + 1), (6 & t, 6 & x), (t | 8, x | 8), (t ^ 1, x ^ 1),
+        (7 - t, 7 - x), (7 // t, 7 // x), (7 % t, 7 % x), (2**t, 2**x), (1 << t, 1 << x), (64 >> t, 64 >> x), (3 * t + 1, 3 * x + 1),
+        (6 & t, 6 & x), (t | 8, x | 8), (t ^ 1, x ^ 1),
         (abs(-t), x), (~t, ~x), (t**2, x**2), (t**3, x**3), (t**0, x**0),
     ):  # fmt: skip
         assert_same(got.numpy(), expected.astype(np.int32))

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from helpers import RUNNING, assert_same, ulps
+from helpers import EVERYWHERE, assert_same, ulps
 
 from compute import Tensor, dtypes
 
@@ -101,7 +101,7 @@ def test_pow_is_within_its_stated_error() -> None:
         assert ulps(got[normal], exact[normal]) <= limit
 
 
-@pytest.mark.parametrize("device", RUNNING)
+@pytest.mark.parametrize("device", EVERYWHERE)
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 def test_special_values_of_pow_and_the_other_functions_are_those_of_c(kind: type, device: str) -> None:
     tiny = np.finfo(kind).smallest_subnormal
@@ -133,7 +133,7 @@ def test_compiled_functions_equal_interpreted_ones_bit_for_bit(op: str) -> None:
         assert_same(results[0], results[1], f"{op} {dtype}")
 
 
-@pytest.mark.parametrize("device", RUNNING)
+@pytest.mark.parametrize("device", EVERYWHERE)
 def test_composed_functions(device: str) -> None:
     x = np.linspace(-6, 6, 257, dtype=np.float32)
     wide = x.astype(np.float64)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import RUNNING, assert_same, counted
+from helpers import EVERYWHERE, RUNNING, assert_same, counted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +17,7 @@ from compute.errors import NotSupported, ShapeError
 X = np.arange(24, dtype=np.int32).reshape(2, 3, 4)
 
 
-@pytest.mark.parametrize("device", RUNNING)
+@pytest.mark.parametrize("device", EVERYWHERE)
 def test_each_movement_op_is_numpys(device: str) -> None:
     t = Tensor(X, device=device)
     cases: list[tuple[Tensor, Any]] = [

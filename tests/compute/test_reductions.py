@@ -6,17 +6,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import RUNNING, assert_same, edges
+from helpers import EVERYWHERE, RUNNING, assert_same, edges
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compute import Tensor, dtypes
 from compute.errors import ShapeError
 
-SHAPES = [((7,), 0), ((5, 6), None), ((5, 6), 0), ((5, 6), 1), ((3, 4, 5), (0, 2)), ((3, 4, 5), 1), ((256,), 0), ((1000,), 0), ((3, 130), 1), ((130, 3), 0), ((2, 5000), 1), ((1, 1), 0), ((), None)]
+SHAPES = [
+    ((7,), 0), ((5, 6), None), ((5, 6), 0), ((5, 6), 1), ((3, 4, 5), (0, 2)), ((3, 4, 5), 1), ((256,), 0), ((1000,), 0), ((3, 130), 1), ((130, 3), 0),
+    ((2, 5000), 1), ((1, 1), 0), ((), None),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("device", RUNNING)
+@pytest.mark.parametrize("device", EVERYWHERE)
 @pytest.mark.parametrize(("shape", "axis"), SHAPES, ids=str)
 def test_sum_prod_max_min_of_integers_are_exact(shape: tuple[int, ...], axis: Any, device: str) -> None:
     x = np.asarray(np.random.default_rng(1).integers(-(2**31), 2**31, shape, dtype=np.int32))
@@ -28,7 +31,7 @@ def test_sum_prod_max_min_of_integers_are_exact(shape: tuple[int, ...], axis: An
     assert_same(t.min(axis).numpy(), np.asarray(x.min(axis)))
 
 
-@pytest.mark.parametrize("device", RUNNING)
+@pytest.mark.parametrize("device", EVERYWHERE)
 @pytest.mark.parametrize(("shape", "axis"), SHAPES, ids=str)
 def test_sums_of_floats_are_close_to_those_of_float64(shape: tuple[int, ...], axis: Any, device: str) -> None:
     x = np.asarray(np.random.default_rng(2).standard_normal(shape, dtype=np.float32))
@@ -41,7 +44,7 @@ def test_sums_of_floats_are_close_to_those_of_float64(shape: tuple[int, ...], ax
     assert np.allclose(t.std(axis).numpy(), wide.std(axis), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("device", RUNNING)
+@pytest.mark.parametrize("device", EVERYWHERE)
 def test_result_types_of_sums(device: str) -> None:
     widened = {"bool": "int32", "int8": "int32", "int16": "int32", "uint8": "uint32", "uint16": "uint32"}
     for dtype in dtypes.ALL:
@@ -54,14 +57,14 @@ def test_result_types_of_sums(device: str) -> None:
     assert Tensor.ones(3, dtype="int8", device=device).mean().dtype is dtypes.float32
 
 
-@pytest.mark.parametrize("device", RUNNING)
+@pytest.mark.parametrize("device", EVERYWHERE)
 def test_half_floats_are_summed_in_float32(device: str) -> None:
     x = np.full(4096, 1.0, np.float16)
     assert Tensor(x, device=device).sum().item() == 4096.0
     assert Tensor(np.full(3000, 0.1, np.float16), device=device).mean().item() == np.float16(0.1)
 
 
-@pytest.mark.parametrize("device", RUNNING)
+@pytest.mark.parametrize("device", EVERYWHERE)
 def test_extremes_of_every_dtype(device: str) -> None:
     for dtype in dtypes.ALL:
         x = edges(dtype)
@@ -72,7 +75,7 @@ def test_extremes_of_every_dtype(device: str) -> None:
             assert_same(Tensor(finite, dtype=dtype, device=device).min().numpy(), np.asarray(finite.min()), str(dtype))
 
 
-@pytest.mark.parametrize("device", RUNNING)
+@pytest.mark.parametrize("device", EVERYWHERE)
 def test_positions_of_extremes_are_the_first_ones(device: str) -> None:
     x = np.array([[3, 9, 9, 1], [0, 0, 0, 0], [-5, -7, 2, -7]], np.int32)
     t = Tensor(x, device=device)
@@ -87,7 +90,7 @@ def test_positions_of_extremes_are_the_first_ones(device: str) -> None:
     assert Tensor(np.array([2**63 - 1, -(2**63)], np.int64), device=device).argmin().item() == 1
 
 
-@pytest.mark.parametrize("device", RUNNING)
+@pytest.mark.parametrize("device", EVERYWHERE)
 def test_any_and_all(device: str) -> None:
     x = np.array([[0, 1, 2], [0, 0, 0], [3, 4, 5]], np.float32)
     t = Tensor(x, device=device)
@@ -96,7 +99,7 @@ def test_any_and_all(device: str) -> None:
         assert_same(t.all(axis).numpy(), np.asarray(x.all(axis)))
 
 
-@pytest.mark.parametrize("device", RUNNING)
+@pytest.mark.parametrize("device", EVERYWHERE)
 def test_softmax(device: str) -> None:
     x = np.random.default_rng(3).standard_normal((5, 33), dtype=np.float32) * 50
     x[0, 0] = 3e38
@@ -133,7 +136,7 @@ MATMULS = [((4, 4), (4, 4)), ((64, 64), (64, 64)), ((3, 5), (5, 7)), ((1, 9), (9
            ((2, 1, 3, 4), (5, 4, 2)), ((65, 33), (33, 17)), ((128, 100), (100, 36)), ((4,), (2, 4, 3)), ((2, 3, 4), (4,))]  # fmt: skip
 
 
-@pytest.mark.parametrize("device", RUNNING)
+@pytest.mark.parametrize("device", EVERYWHERE)
 @pytest.mark.parametrize(("left", "right"), MATMULS, ids=str)
 def test_matmul_is_numpys(left: tuple[int, ...], right: tuple[int, ...], device: str) -> None:
     rng = np.random.default_rng(4)
@@ -145,7 +148,7 @@ def test_matmul_is_numpys(left: tuple[int, ...], right: tuple[int, ...], device:
     assert np.allclose(got, exact, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("device", RUNNING)
+@pytest.mark.parametrize("device", EVERYWHERE)
 def test_matmul_with_transposed_operands(device: str) -> None:
     rng = np.random.default_rng(5)
     a, b = rng.integers(-9, 9, (32, 64), dtype=np.int32), rng.integers(-9, 9, (16, 64), dtype=np.int32)
@@ -153,7 +156,7 @@ def test_matmul_with_transposed_operands(device: str) -> None:
     assert_same((Tensor(a, device=device).T @ Tensor(a, device=device)).numpy(), a.T @ a)
 
 
-@pytest.mark.parametrize("device", RUNNING)
+@pytest.mark.parametrize("device", EVERYWHERE)
 def test_matmul_of_half_floats_accumulates_in_float32(device: str) -> None:
     a = np.full((4, 2048), 1.0, np.float16)
     b = np.full((2048, 4), 1.0, np.float16)
