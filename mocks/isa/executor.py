@@ -424,21 +424,28 @@ class Run:
             if not ready:
                 return RunState(DONE)
             slot, wave = ready[self.rng.randrange(len(ready))]
-            self._put64(L.CTX_BUDGET, 1)
-            code = self.run_wave(self.ctx, wave)
-            used = 1 - ctypes.c_int64.from_address(self.ctx + L.CTX_BUDGET).value
+            used, state = self._one_instruction(slot, wave)
             executed += max(used, 1)
-            self._put64(L.CTX_EXECUTED, self.instructions + used)
-            if code in (L.BUDGET, L.SLEEP):
-                continue
-            if code in (L.END, L.BARRIER):
-                ctypes.c_uint32.from_address(wave + L.WAVE_STATE).value = L.STATE_ENDED if code == L.END else L.STATE_BARRIER
-                self.settle(self.ctx, slot)
-                continue
-            state = self._attend(code, wave)
             if state is not None:
                 return state
         return RunState(RUNNING)
+
+    def _one_instruction(self, slot: int, wave: int) -> tuple[int, RunState | None]:
+        """Lets one wave make one step; translating the code for it first is no step."""
+        while True:
+            self._put64(L.CTX_BUDGET, 1)
+            code = self.run_wave(self.ctx, wave)
+            used = 1 - ctypes.c_int64.from_address(self.ctx + L.CTX_BUDGET).value
+            self._put64(L.CTX_EXECUTED, self.instructions + used)
+            if code in (L.END, L.BARRIER):
+                ctypes.c_uint32.from_address(wave + L.WAVE_STATE).value = L.STATE_ENDED if code == L.END else L.STATE_BARRIER
+                self.settle(self.ctx, slot)
+            elif code not in (L.BUDGET, L.SLEEP):
+                state = self._attend(code, wave)
+                if state is None and code == L.LOOKUP and not used:
+                    continue
+                return used, state
+            return used, None
 
     def _is_active(self, slot: int) -> bool:
         return bool(ctypes.c_uint8.from_address(self.ctx + L.SCHED_ACTIVE + slot).value)

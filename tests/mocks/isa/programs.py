@@ -316,9 +316,10 @@ def matrix_product(kind: str) -> str:
         "i32_iu4": ("<2 x i32>", "<8 x i32>", "wmma.i32.16x16x16.iu4.v8i32.v2i32", ("i1 true, ", "i1 false, "), ", i1 false"),
     }[kind]
     types = ", ".join(filter(None, ["i1" if before[0] else "", ab, "i1" if before[1] else "", ab, cd, "i1" if after else ""]))
+    params = ", ".join(f"ptr addrspace(1) noalias readonly %{p}" for p in "abc")
     return f"""
 declare {cd} @llvm.amdgcn.{name}({types})
-define amdgpu_kernel void @kernel(ptr addrspace(1) noalias %out, ptr addrspace(1) noalias readonly %a, ptr addrspace(1) noalias readonly %b, ptr addrspace(1) noalias readonly %c) #0 {{
+define amdgpu_kernel void @kernel(ptr addrspace(1) noalias %out, {params}) #0 {{
   %t = call i32 @llvm.amdgcn.workitem.id.x()
   %tx = zext i32 %t to i64
   %pa = getelementptr {ab}, ptr addrspace(1) %a, i64 %tx

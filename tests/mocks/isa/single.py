@@ -79,6 +79,8 @@ def execute(
     ones unless given)."""
     program = (code if isinstance(code, bytes) else b"".join(code)) + (END if end else b"")
     memory = memory or FlatMemory()
+    for region in [r for r in memory.regions if r.start == CODE]:
+        memory.unmap(region)
     memory.map(CODE, len(program), READ | EXEC, program)
     options: dict[str, int] = {"lds_bytes": max(len(lds), 64)} | dispatch
     run = Executor(memory).start(Dispatch(CODE, (32, 1, 1), (1, 1, 1), group_ids=(False, False, False), **options))  # type: ignore[arg-type]
