@@ -85,6 +85,7 @@ class Hub(Block):
         self._agp_base = 0
         self._mode = MODE_PHYSICAL
         self._latched = False
+        self._resets = 0
         self._ones = ctypes.create_string_buffer(b"\xff" * PAGE, PAGE)
         self._sink = ctypes.create_string_buffer(PAGE)
         self.fault_log: list[str] = []
@@ -100,6 +101,7 @@ class Hub(Block):
 
     def reset(self) -> None:
         super().reset()
+        self._resets += 1
         self.cache.clear()
         if self.memory is not None:
             self.memory.clear()
@@ -319,8 +321,11 @@ class Hub(Block):
         """An invalidation request: acknowledged, and effective, a little later."""
         acknowledge = self.reg(self.ip, f"{self.prefix}VM_INVALIDATE_ENG{engine}_ACK")
         acknowledge.value &= ~(value & 0xFFFF)
+        resets = self._resets
 
         def done() -> None:
+            if self._resets != resets:
+                return
             first, end = self._range(engine)
             levels = value >> 19 & 0xF
             self.cache.invalidate(value & 0xFFFF, pages=bool(value >> 23 & 1), levels=levels, first=first, end=end)

@@ -302,3 +302,14 @@ def test_reading_what_the_host_wrote_and_did_not_flush_is_counted(bench: Bench) 
     bench.gpu.write_register(0x7F000 >> 2, 0)
     bench.gpu.hub("gfx").read32(0, DATA)
     assert bench.gpu.hdp.missed_flushes == 1
+
+
+def test_a_reset_ends_what_was_asked_for_and_forgets_translations(bench: Bench) -> None:
+    hub = bench.gpu.hub("gfx")
+    hub.read(0, DATA, 8)
+    bench.gpu.write_register(bench.gpu.index("GC", "GCVM_INVALIDATE_ENG17_REQ"), 0x00F80001)
+    hub.reset()
+    bench.run(1e-3)
+    assert bench.read("GCVM_INVALIDATE_ENG17_ACK") == 0
+    with pytest.raises(VmFault):
+        hub.read(0, DATA, 8)
