@@ -151,7 +151,7 @@ class Machine:
         return found
 
     def open(self, address: str) -> MockPciDevice:
-        """Take a function, as a driver does: lock, look whether it is there, enable memory decoding.
+        """Take a function, as a driver does: lock, look whether it is there, enable memory decoding (until it is closed, if it was off).
 
         Processes that share a state directory exclude each other. Raises DeviceBusy, NothingFound, BusLost.
         """
@@ -160,7 +160,11 @@ class Machine:
             raise DeviceBusy(f"{address} of machine {self.name} is open already", read=f"held by this process ({os.getpid()})")
         held = acquire(f"mock:{self.name}:{address}", self.state_dir) if self.state_dir is not None else None
 
+        was_off = not function.config.get(COMMAND, 2) & COMMAND_MEMORY
+
         def release() -> None:
+            if was_off and function.link_up:
+                device.set_memory_space(False)
             self._open.pop(address, None)
             if held is not None:
                 held.release()

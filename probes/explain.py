@@ -23,12 +23,12 @@ def explain(code: Annotated[str | None, typer.Argument(help="the word before the
     if code is None:
         if current().json:
             render.document({"codes": sorted(known)})
-        render.table(["code", "usually means"], [(name, cls.default_means or (cls.__doc__ or "").strip().splitlines()[0]) for name, cls in sorted(known.items())])
+        render.table(["code", "usually means"], [(name, cls.default_means or _summary(cls)) for name, cls in sorted(known.items())])
         return
     found = known.get(code)
     if found is None:
         raise UsageError(f"no error code {code}", remedy=f"one of: {', '.join(sorted(known))}")
-    summary = (found.__doc__ or "").strip().splitlines()[0] if found.__doc__ and found.__doc__ != TghwError.__doc__ else ""
+    summary = _summary(found)
     if current().json:
         render.document({"code": code, "means": found.default_means or summary, "remedy": found.default_remedy, "exit_status": found.exit_status})
         return
@@ -36,3 +36,9 @@ def explain(code: Annotated[str | None, typer.Argument(help="the word before the
     for label, text in (("kind", summary), ("means", found.default_means), ("do", found.default_remedy), ("exit", str(found.exit_status))):
         if text:
             render.say(f"  {label + ':':<7}{text}")
+
+
+def _summary(cls: type[TghwError]) -> str:
+    """The first line of a class's own docstring, "" when it has none."""
+    text = cls.__dict__.get("__doc__") or ""
+    return next(iter(text.strip().splitlines()), "")

@@ -13,7 +13,6 @@ from rich.table import Table
 from hw.errors import TghwError
 from probes.context import current
 
-
 PIPE_WIDTH = 240
 """columns where no terminal says how many there are: wide enough that tables are not cut for `grep`"""
 
@@ -81,7 +80,9 @@ def size(count: int) -> str:
 
 def duration(seconds: float) -> str:
     """A time span with three digits and a fitting unit."""
-    for limit, factor, unit in ((1e-6, 1e9, "ns"), (1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
-        if seconds < limit:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds:.3g} s"
+    amount, unit = seconds, "s"
+    for smaller in ("ms", "us", "ns"):
+        if amount == 0 or amount >= 0.9995:
+            break
+        amount, unit = amount * 1000, smaller
+    return f"{amount:.3g} {unit}"

@@ -375,10 +375,9 @@ def test_format_follows_from_the_graphics_version() -> None:
         format_of((8, 0, 0))
 
 
-def test_mapping_a_gibibyte_of_small_pages_is_fast() -> None:
-    """The aim is 0.1 s; it takes a tenth of that on an idle core. The limit here is wide enough for a busy machine."""
-    times = bench.pagetable_bench(repeats=1)
-    assert times["map_1gib_small_pages"] < 0.1
-    assert times["map_1gib_scattered_host_pages"] < 0.3
-    assert times["map_16gib_small_pages"] < 1.0
-    assert times["map_1gib_small_pages_writes"] <= 4
+def test_mapping_writes_one_block_per_run_of_entries() -> None:
+    """A gibibyte of small pages is 512 tables of entries: laid side by side, they go out in a handful of writes."""
+    figures = bench.pagetable_bench(repeats=1)
+    assert figures["map_1gib_small_pages_writes"] <= 4
+    assert figures["map_1gib_scattered_host_pages_writes"] <= 4
+    assert figures["map_16gib_small_pages_writes"] <= 34

@@ -1,0 +1,95 @@
+"""`tghw boot`, `tghw run` and `tghw demo`."""
+
+from __future__ import annotations
+
+import pytest
+
+from hw.trace import load
+from probes.schemas import SCHEMAS
+from tests.probes.schema_check import problems
+
+
+def test_boot_shows_every_stage_with_its_time(tghw):
+    result = tghw("--mock", "navi31", "boot", "amd", "--json")
+    assert result.status == 0
+    assert problems(SCHEMAS["boot"], result.json) == []
+    names = [stage["name"] for stage in result.json["stages"]]
+    assert names[:2] == ["pci", "discovery"]
+    assert names[-1] == "ready"
+    assert result.json["boot_state"] == "running"
+    times = {stage["name"]: stage["seconds"] for stage in result.json["stages"]}
+    assert times["psp"] > 0.05
+    assert result.json["seconds"] >= sum(times.values())
+
+
+def test_boot_stops_after_the_named_stage(tghw):
+    result = tghw("--mock", "navi31", "boot", "amd", "--until", "psp", "--json")
+    assert [stage["name"] for stage in result.json["stages"]][-1] == "psp"
+    assert result.json["boot_state"] == "sos-alive"
+
+
+def test_unknown_stage_names_those_there_are(tghw):
+    result = tghw("--mock", "navi31", "boot", "amd", "--until", "warp")
+    assert result.status == 2
+    assert "psp" in result.err
+
+
+def test_boot_of_a_family_that_is_not_built_says_so(tghw):
+    result = tghw("boot", "nv")
+    assert result.status == 1
+    assert "not-supported" in result.err
+
+
+def test_failed_boot_names_the_stage_register_cause_and_remedy(tghw):
+    result = tghw("--mock", "navi31", "--fault", "smu-silent", "boot", "amd")
+    assert result.status == 1
+    assert "smu" in result.out
+    for word in ("smu:", "C2PMSG_90", "means:", "do:", "power-cycle"):
+        assert word in result.err
+
+
+def test_trace_of_a_boot_carries_the_stage_names(tghw, tmp_path):
+    file = tmp_path / "boot.jsonl"
+    assert tghw("--mock", "navi31", "boot", "amd", "--trace", str(file)).status == 0
+    header, records = load(file)
+    assert header["device"] == "0000:03:00.0"
+    stages = [record.where for record in records if record.kind == "stage"]
+    assert "psp" in stages
+    assert len(records) > 500
+
+
+def test_unknown_fault_lists_the_known_ones(tghw):
+    result = tghw("--mock", "navi31", "--fault", "gremlins", "boot", "amd")
+    assert result.status == 2
+    assert "psp-never-ready" in result.err
+
+
+@pytest.mark.parametrize("program", ["add", "matmul", "copy", "sum"])
+def test_built_in_programs_are_right_on_the_simulated_gpu(tghw, program):
+    result = tghw("--mock", "navi31", "run", program, "--json")
+    assert result.status == 0
+    assert problems(SCHEMAS["run"], result.json) == []
+    assert result.json["ok"] is True
+
+
+def test_program_file_runs_on_the_selected_device(tghw, tmp_path):
+    file = tmp_path / "program.py"
+    file.write_text("from compute import Tensor\nassert (Tensor([1, 2]) + 1).tolist() == [2, 3]\n")
+    assert tghw("--dev", "CPU", "run", str(file)).status == 0
+
+
+def test_unknown_program_is_wrong_use(tghw):
+    assert tghw("run", "nothing").status == 2
+
+
+def test_demo_shows_the_whole_story(tghw):
+    result = tghw("demo")
+    assert result.status == 0
+    for word in ("Radeon RX 7900 XTX", "cold -> running", "edge 37 C", "agrees with numpy"):
+        assert word in result.out
+
+
+def test_demo_as_json_has_every_step(tghw):
+    document = tghw("demo", "--json").json
+    assert [step["step"] for step in document["steps"]] == ["find", "boot", "watch", "compute", "compute", "compute"]
+    assert document["ok"] is True

@@ -1,0 +1,164 @@
+"""Options that every command takes, exit statuses, errors as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hw.errors import UsageError
+from probes.context import take_common
+from probes.render import duration, size
+from probes.schemas import SCHEMAS
+from tests.probes.schema_check import problems
+
+
+def test_common_options_are_taken_from_anywhere_on_the_line():
+    common, rest = take_common(["--mock", "navi31", "boot", "amd", "--json", "-v", "--until", "psp", "--device=1"])
+    assert rest == ["boot", "amd", "--until", "psp"]
+    assert (common.mock, common.json, common.verbose, common.device) == ("navi31", True, 1, "1")
+
+
+def test_nothing_after_a_double_dash_is_taken():
+    common, rest = take_common(["lab", "run", "x", "--", "ls", "--json"])
+    assert rest == ["lab", "run", "x", "--", "ls", "--json"]
+    assert not common.json
+
+
+def test_option_without_its_value_is_wrong_use():
+    with pytest.raises(UsageError, match="--mock needs a value"):
+        take_common(["probe", "--mock"])
+
+
+def test_dev_with_a_bus_address_selects_a_device(monkeypatch):
+    monkeypatch.delenv("DEV", raising=False)
+    common, _ = take_common(["smi", "--dev", "0000:03:00.0"])
+    selection = common.selection()
+    assert selection.device == "0000:03:00.0"
+    assert selection.target is None
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.0, "0 s"), (1.0, "1 s"), (0.135, "135 ms"), (1e-6, "1 us"), (9.999e-7, "1 us"), (2.5e-8, "25 ns"), (12.345, "12.3 s")])
+def test_durations_have_three_digits_and_a_fitting_unit(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(256, "256 B"), (1 << 20, "1 MiB"), (3 << 29, "1.5 GiB"), (24560 << 20, "24.0 GiB")])
+def test_sizes_are_powers_of_two(count, text):
+    assert size(count) == text
+
+
+def test_unknown_command_is_wrong_use(tghw):
+    result = tghw("fly")
+    assert result.status == 2
+    assert "fly" in result.err
+
+
+def test_error_with_json_is_one_document_and_still_has_text_on_stderr(tghw):
+    result = tghw("--mock", "no-such-machine", "probe", "--json")
+    assert result.status == 2
+    assert result.json["error"]["code"] == "bad-profile"
+    assert "navi31" in result.err
+
+
+def test_transport_that_is_not_built_says_so(tghw):
+    result = tghw("probe", "--transport", "remote")
+    assert result.status == 1
+    assert "not-supported" in result.err
+    assert "not built yet" in result.err
+
+
+def test_bad_device_string_names_the_part(tghw):
+    result = tghw("--dev", "PCI+GPU", "probe")
+    assert result.status == 2
+    assert "'GPU'" in result.err
+    assert "AMD" in result.err
+
+
+@pytest.mark.parametrize("command", sorted(SCHEMAS))
+def test_every_command_prints_its_schema(tghw, command):
+    result = tghw(*command.split(), "--json-schema")
+    assert result.status == 0
+    assert result.json == SCHEMAS[command]
+
+
+def test_explain_knows_every_code_of_the_error_tree(tghw):
+    from hw.errors import all_errors
+
+    codes = tghw("explain", "--json").json["codes"]
+    assert set(codes) >= {each.code for each in all_errors() if each.__module__ == "hw.errors"}
+    shown = tghw("explain", "bus-lost", "--json")
+    assert problems(SCHEMAS["explain"], shown.json) == []
+    assert "link is down" in shown.json["means"]
+
+
+def test_explain_refuses_an_unknown_code(tghw):
+    result = tghw("explain", "nonsense")
+    assert result.status == 2
+    assert "bus-lost" in result.err
+
+
+def test_schema_check_itself_sees_what_is_wrong():
+    schema = SCHEMAS["boot"]
+    good = {"address": "a", "arch": "b", "stages": [], "seconds": 1.0, "boot_state": "cold"}
+    assert problems(schema, good) == []
+    assert problems(schema, {**good, "seconds": "1"}) == ["$.seconds: str is not number"]
+    assert problems(schema, {**good, "extra": 1}) == ["$: extra is not in the schema"]
+
+
+def test_mock_list_and_show_agree_with_the_profiles(tghw):
+    from mocks.faults import FAULTS
+
+    profiles = tghw("mock", "list", "--json").json
+    assert problems(SCHEMAS["mock list"], profiles) == []
+    names = {each["name"] for each in profiles["profiles"]}
+    assert {"navi31", "navi33", "dead-bus"} <= names
+    assert all(each["summary"] for each in profiles["profiles"])
+    shown = tghw("mock", "show", "navi31", "--json").json
+    assert problems(SCHEMAS["mock show"], shown) == []
+    assert shown["faults"] == FAULTS
+    gpu = next(each for each in shown["functions"] if each["role"] == "gpu")
+    assert (gpu["vendor"], gpu["device"]) == (0x1002, 0x744C)
+
+
+def test_disassembly_of_a_code_object_names_the_kernel(tghw, tmp_path: Path):
+    import llvmlite.binding as llvm
+
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    machine = llvm.Target.from_triple("amdgcn-amd-amdhsa").create_target_machine(cpu="gfx1100", opt=2)
+    text = 'target triple = "amdgcn-amd-amdhsa"\ndefine amdgpu_kernel void @five(ptr addrspace(1) %p) {\n  store i32 5, ptr addrspace(1) %p\n  ret void\n}\n'
+    file = tmp_path / "five.o"
+    file.write_bytes(machine.emit_object(llvm.parse_assembly(text)))
+    result = tghw("disasm", str(file), "--json")
+    assert result.status == 0
+    assert problems(SCHEMAS["disasm"], result.json) == []
+    section = result.json["sections"][0]
+    assert section["name"] == "five"
+    texts = [line["text"] for line in section["lines"]]
+    assert any(each.startswith("global_store_b32") for each in texts)
+    assert texts[-1] == "s_endpgm"
+
+
+def test_disassembly_of_a_damaged_file_is_a_typed_error(tghw, tmp_path: Path):
+    file = tmp_path / "broken.o"
+    file.write_bytes(b"\x7fELF" + bytes(20))
+    result = tghw("disasm", str(file))
+    assert result.status == 1
+    assert "kernel-image" in result.err
+
+
+def test_raw_machine_code_needs_an_architecture(tghw, tmp_path: Path):
+    file = tmp_path / "raw.bin"
+    file.write_bytes((0xBFB00000).to_bytes(4, "little"))
+    assert tghw("disasm", str(file)).status == 2
+    result = tghw("disasm", str(file), "--arch", "gfx1100")
+    assert "s_endpgm" in result.out
+
+
+def test_ptx_kernels_are_listed(tghw, tmp_path: Path):
+    file = tmp_path / "k.ptx"
+    file.write_text(".version 7.0\n.target sm_80\n.visible .entry first() { ret; }\n.visible .entry second() { ret; }\n")
+    document = json.loads(tghw("disasm", str(file), "--json").out)
+    assert [each["name"] for each in document["sections"]] == ["first", "second"]
