@@ -173,3 +173,29 @@ def test_a_doorbell_moves_the_read_pointer_where_that_is_enabled() -> None:
     bench.write("IH_DOORBELL_RPTR", 0x2F0 | 1 << 28, "OSSSYS")
     bench.doorbells.write32(0xBC0, 32)
     assert bench.entries() == []
+
+
+def test_recorded_ring_set_up_delivers_to_the_recorded_addresses() -> None:
+    vector = next(each for each in VECTORS if each["id"] == "gfx1100.ring_init")
+    bench = Bench()
+    bench.hub("MM")
+    for write in vector["expected"]["register_writes"]:
+        bench.gpu.write_register(int(write["dword"], 16), int(write["value"], 16))
+    bench.gpu.ih.raise_interrupt(20, 181)
+    offset = int(vector["inputs"]["ring0_mc"], 16) - bench.gpu.mc_base
+    assert bench.gpu.vram.read(offset, 2) == bytes([20, 181])
+    bench.write("IH_RING1_CLIENT_CFG_DATA", 0x1000A, "OSSSYS")
+    bench.gpu.ih.raise_interrupt(10, 0)
+    assert bench.gpu.vram.read(int(vector["inputs"]["ring1_mc"], 16) - bench.gpu.mc_base, 2) == bytes([10, 0])
+
+
+def test_recorded_overflow_handling_clears_the_flag() -> None:
+    vector = next(each for each in VECTORS if each["id"] == "gfx1100.overflow")
+    bench = prepared()
+    bench.write("IH_RB_WPTR", int(vector["inputs"]["write_pointer_register"], 16), "OSSSYS")
+    for access in vector["expected"]["accesses"]:
+        if access["kind"] == "w":
+            bench.write(access["reg"], int(access["value"], 16), "OSSSYS")
+        else:
+            assert bench.read(access["reg"], "OSSSYS") == int(access["value"], 16)
+    assert bench.read("IH_RB_WPTR", "OSSSYS") == int(vector["expected"]["read_pointer_register_after"], 16)

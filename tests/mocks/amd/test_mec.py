@@ -53,6 +53,27 @@ def test_recorded_register_writes_make_a_queue_of_that_ring(vector: Any) -> None
     assert 4 * hqd.eop_dwords == int(inputs["eop_bytes"], 16)
 
 
+def test_recorded_stop_takes_both_slots_and_the_copy_queue_off() -> None:
+    """Reads that wait for the queue to be off are repeated: here that takes time."""
+    vector = next(each for each in VECTORS if each["id"] == "gfx1100.stop")
+    bench = ready()
+    bench.write("GRBM_GFX_CNTL", 4 | 1 << 8)
+    first = bench.gpu.index("GC", "CP_MQD_BASE_ADDR")
+    for position in range(128, 184):
+        bench.gpu.write_register(first + position - 128, bench.mqd().get(position, 0))
+    bench.write("CP_HQD_ACTIVE", 1)
+    for access in vector["expected"]["accesses"]:
+        index, value = int(access["dword"], 16), int(access["value"], 16)
+        if access["kind"] == "w":
+            bench.gpu.write_register(index, value & ~0x3E | 10 << 1 if access["reg"] == "SDMA0_QUEUE0_RB_CNTL" else value)
+        elif access["reg"] == "CP_HQD_ACTIVE":
+            bench.run(1e-4)
+            assert bench.gpu.read_register(index) == value
+    assert not any(hqd.active for hqd in bench.gpu.blocks["mec"].queues.values())
+    assert bench.sdma.task is None
+    assert bench.read("SDMA0_F32_CNTL") & 1 == 1
+
+
 def test_a_queue_is_accepted_while_the_engine_runs() -> None:
     bench = ready()
     assert bench.queue_register("CP_HQD_ACTIVE") == 1

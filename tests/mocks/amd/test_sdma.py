@@ -171,6 +171,27 @@ def test_recorded_ring_placement_is_executed(name: str) -> None:
     assert (bench.sdma_pointers.read64(0x80), word(bench, SIGNAL)) == (after, 2)
 
 
+def test_recorded_register_writes_make_a_copy_queue() -> None:
+    vectors = json.loads((Path(__file__).parents[2] / "data" / "amd_mqd.json").read_text())["vectors"]
+    vector = next(each for each in vectors if each["id"] == "gfx1100.sdma_0")
+    bench = Bench()
+    bench.hub("GC")
+    bench.copy_engine()
+    ring = bench.map_host(int(vector["inputs"]["ring_va"], 16), 0x1000)
+    pointers = bench.map_host(int(vector["inputs"]["rptr_va"], 16) & -0x1000, 0x1000)
+    target = bench.map_host(DATA, 0x1000)
+    bench.invalidate()
+    for write in vector["expected"]["register_writes"]:
+        bench.gpu.write_register(int(write["dword"], 16), int(write["value"], 16))
+    bench.run()
+    assert bench.sdma.ring_bytes == int(vector["inputs"]["ring_bytes"], 16)
+    for position, value in enumerate(fence(DATA, 3)):
+        ring.write32(4 * position, value)
+    bench.doorbells.write64(8 * vector["expected"]["doorbell_index_64bit"], 16)
+    bench.run()
+    assert (target.read32(0), pointers.read64(0x80)) == (3, 16)
+
+
 # --- copies ---
 
 
