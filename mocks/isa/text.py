@@ -62,10 +62,10 @@ def operand_text(operand: Operand, literal: int | None, halves: bool = False) ->
             text += ".h" if operand.half else ".l"
     elif operand.code == LITERAL and literal is not None:
         text = _literal(operand, literal)
-    elif operand.code == INV_2PI and operand.kind.dtype not in ("i16", "u16"):
-        text = "0.15915494309189532" if operand.kind.dtype in ("f64", "u64", "i64", "b64") else "0.15915494"
-    elif 240 <= operand.code <= INV_2PI and operand.kind.dtype in ("i16", "u16"):
+    elif operand.code in HALF_BITS and operand.kind.dtype in ("i16", "u16") and operand.half is not None:
         text = f"{HALF_BITS[operand.code]:#x}"
+    elif operand.code == INV_2PI:
+        text = "0.15915494309189532" if operand.kind.dtype in ("f64", "u64", "i64", "b64") else "0.15915494"
     else:
         text = scalar(operand.code, count)
         if halves and operand.half and operand.code < 128:
@@ -126,6 +126,8 @@ def _render_vector(instruction: Instruction, true16: bool) -> str:
             name = part.opcode.mnemonic + "_e64_dpp"
     operands = _destinations(instruction, true16)
     sources = [operand_text(operand, instruction.literal, true16) for operand in part.src if operand.kind.cls != "exec"]
+    if part.opcode.family == "align" and not part.src[2].is_vgpr:
+        sources[2] = operand_text(Operand(part.src[0].kind, part.src[2].code), instruction.literal)  # the shift is shown as a 32-bit constant
     if instruction.format == "VOP3P":
         sources = [_packed_source(instruction, index, operand) for index, operand in enumerate(part.src)]
     operands += _with_constant(part, sources, instruction.literal)

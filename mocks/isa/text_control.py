@@ -11,6 +11,7 @@ DELAYS = {
     8: "FMA_ACCUM_CYCLE_1",
     **{n: f"SALU_CYCLE_{n - 8}" for n in range(9, 12)},
 }
+INVALID_SKIP = "/* invalid instskip value */"
 INVALID_DELAY = "/* invalid instid value */"
 SKIPS = {0: "SAME", 1: "NEXT", 2: "SKIP_1", 3: "SKIP_2", 4: "SKIP_3", 5: "SKIP_4"}
 # (name, lsb, bits) of s_waitcnt_depctr in the order LLVM shows them; a field of all ones waits for nothing.
@@ -24,7 +25,7 @@ def delay_alu(value: int) -> str:
     if first:
         parts.append(f"instid0({DELAYS.get(first, INVALID_DELAY)})")
     if skip:
-        parts.append(f"instskip({SKIPS.get(skip, skip)})")
+        parts.append(f"instskip({SKIPS.get(skip, INVALID_SKIP)})")
     if second:
         parts.append(f"instid1({DELAYS.get(second, INVALID_DELAY)})")
     return " | ".join(parts) or "0"
@@ -103,7 +104,7 @@ def render_sopk(instruction: Instruction) -> str:
     if name == "s_setreg_imm32_b32":
         return f"{name} {hwreg(value)}, {_setreg_value(instruction.literal or 0)}"
     if name == "s_version":
-        return f"{name} {VERSIONS.get(value, value)}"
+        return f"{name} {VERSIONS.get(value, value if value < 256 else hex(value))}"
     if name in ("s_call_b64", "s_subvector_loop_begin", "s_subvector_loop_end"):
         return f"{name} {register}, {value}"
     return f"{name} {register}, {value:#x}"

@@ -128,7 +128,7 @@ def render_smem(instruction: Instruction) -> str:
     shown = f"-{-offset:#x}" if offset < 0 else f"{offset:#x}"
     tail = ""
     if fields["soffset"] == NULL:
-        operands.append(shown if offset else "null")
+        operands.append(shown)
     else:
         operands.append(_s(fields["soffset"]))
         tail = f" offset:{shown}" if offset else ""

@@ -113,6 +113,8 @@ class Corpus:
         floats = all(k is None or k.dtype in FLOATS for k in opcode.src) and opcode.src[0] is not None
         rare = rng.random() < 0.3
         if name in ("neg", "abs", "neg_hi", "src0_neg", "src0_abs", "src1_neg", "src1_abs"):
+            if opcode.family == "ldexp" and name.startswith("src1"):
+                return 0  # the exponent is an integer
             packed = fmt == "VOP3P" and name in ("neg", "neg_hi") and "f16" in opcode.mnemonic and "dot" not in opcode.mnemonic
             if name.endswith(("_neg", "_abs")):
                 return int(floats and rare and int(name[3]) < sources and fmt in ("VOP1", "VOP2", "VOPC"))

@@ -173,7 +173,7 @@ def declarations(ops: list[Operation]) -> str:
             if " call " in line:
                 result, _, rest = line.partition(" call ")[2].partition(" @")
                 name, _, args = rest.partition("(")
-                types = ", ".join(a.strip().split(" ")[0] for a in args.rstrip(")").split(","))
+                types = ", ".join(a.strip().rsplit(" ", 1)[0] for a in args.rstrip(")").split(","))
                 found[name] = f"declare {result} @{name}({types})"
     return "\n".join(found.values()) + "\n"
 

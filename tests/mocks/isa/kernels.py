@@ -18,7 +18,7 @@ CODE, KERNARG, DATA, SCRATCH = 0x10_0000_0000, 0x11_0000_0000, 0x20_0000_0000, 0
 STEP = 0x1000_0000
 GROUP = 256
 
-BYTES = {"i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "half": 2, "bfloat": 2, "float": 4, "double": 8}
+BYTES = {"<2 x half>": 4, "<2 x i16>": 4, "<4 x i8>": 4, "i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "half": 2, "bfloat": 2, "float": 4, "double": 8}
 
 
 @dataclass
