@@ -165,7 +165,8 @@ class AmdDevice(Device):
             self._tickets.append(ticket)
 
     def synchronize(self) -> None:
-        self.gpu.synchronize()
+        with self.proving():
+            self.gpu.synchronize()
 
     @contextmanager
     def timed(self) -> Iterator[Timing]:
@@ -173,7 +174,7 @@ class AmdDevice(Device):
         outer, self._tickets = self._tickets, []
         try:
             yield timing
-            self.gpu.synchronize()
+            self.synchronize()
             if self._tickets:
                 timing.seconds = sum(self.gpu.elapsed(ticket) for ticket in self._tickets)
         finally:
@@ -208,14 +209,16 @@ class _AmdGraph(Graph):
             (launch.program.entry, (groups, 1, 1), (launch.program.kernel.block, 1, 1), block)
             for launch, groups, block in zip(self.launches, self._grids, self._blocks, strict=True)
         ]
-        self._graph = self._device.gpu.record(items)
+        self._graph = self._device.gpu.record(items) if all(self._grids) else None
+        """None while a launch has nothing to do, which a recorded one cannot have."""
 
     def replay(self, changed: Sequence[int]) -> None:
         values: dict[tuple[int, int], int] = {}
         for number in changed:
             launch = self.launches[number]
             if launch.groups() != self._grids[number]:
-                self._graph.release()
+                if self._graph is not None:
+                    self._graph.release()
                 self._record()
                 values.clear()
                 break
@@ -224,5 +227,12 @@ class _AmdGraph(Graph):
                 if old[offset : offset + 8] != new[offset : offset + 8]:
                     values[number, offset] = int.from_bytes(new[offset : offset + 8], "little")
             self._blocks[number] = new
+        if self._graph is None:
+            for launch in self.launches:
+                self._device.launch(launch)
+            return
         self._device.launched += len(self.launches)
-        self._device.note(self._graph.replay(values))
+        for launch in self.launches:
+            self._device.wrote(launch.buffers[0])
+        with self._device.failing():
+            self._device.note(self._graph.replay(values))

@@ -397,8 +397,7 @@ def _float_divmod(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Quotient rounded down and remainder of floats, from the exact remainder of the division cut towards zero."""
     rest = x._binary("fmod", y)
     opposite = (rest != 0) & ((rest < 0) ^ (y < 0))
-    remainder = opposite.where(rest + y, (rest == 0).where(y * 0.0, rest))
-    remainder = (rest == 0).where(_signed_zero(y), remainder)
+    remainder = (rest == 0).where(_signed_zero(y), opposite.where(rest + y, rest))
     quotient = (x - rest) / y - opposite.cast(x.node.dtype)
     low = quotient.floor()
     quotient = (quotient - low > 0.5).where(low + 1.0, low)

@@ -102,11 +102,11 @@ class _Lower(Walk):
         """One work-item a tile of results."""
         count, block, parts = self.count_items()
         b = self.b
-        group = b.pure("workgroup", dtypes.int32, 1)
-        item = b.pure("workitem", dtypes.int32, 1)
-        number = b.alu("add", b.cast(b.alu("mul", group, b.const(block, dtypes.int32)), self.index_dtype), b.cast(item, self.index_dtype))
-        self.env[".t"] = number
-        guards = [constant(0) + count - 1 - variable(".t", 0, (count.hi + block - 1) // block * block - 1)] if not (count.is_const and count.const % block == 0) else []
+        group = b.cast(b.pure("workgroup", dtypes.int32, 1), self.index_dtype)
+        item = b.cast(b.pure("workitem", dtypes.int32, 1), self.index_dtype)
+        self.env[".t"] = b.alu("add", b.alu("mul", group, b.const(block, self.index_dtype)), item)
+        started = variable(".t", 0, (count.hi + block - 1) // block * block - 1)
+        guards = [] if count.is_const and count.const % block == 0 else [count - 1 - started]
         guards += [a.extent - 1 - parts[a.name] for a in self.out[1:] if not a.fixed]
         with self.guarded(guards):
             self.results(parts)

@@ -18,19 +18,34 @@ def leaf(n: Node, storage: Storage, device: str) -> Node:
     return node("buffer", n.dtype, n.shape, (), storage, device)
 
 
-def realize(nodes: Sequence[Node], device: str, sizes: Mapping[str, int], into: dict[Node, Buffer] | None = None) -> None:
-    """Sets the storage of every node. device: where nodes that could be anywhere are computed. into: memory to write a node to."""
+def realize(nodes: Sequence[Node], device: str, sizes: Mapping[str, int], into: dict[Node, Buffer] | None = None) -> dict[Node, Storage]:
+    """The values of nodes, in memory. device: where nodes that could be anywhere are computed. into: memory to write a node to."""
     into = into or {}
-    for n in nodes:
-        if n.op == "buffer":
-            n.arg.buffer.ready()
-        elif not size_of(n.shape) and n.storage is None:
-            n.storage = Storage(Buffer(runtime.device(device), 0))
-    wanted = {n: _unshaped(n) for n in nodes if n.storage is None and n.op != "buffer"}
-    for step in schedule([base for base in dict.fromkeys(wanted.values()) if base.storage is None and base.op != "buffer"], into):
-        _run(step, device, sizes, into)
-    for n, base in wanted.items():
-        n.storage = base.arg if base.op == "buffer" else base.storage
+    bases = {n: _unshaped(n) for n in nodes if size_of(n.shape)}
+    steps = schedule([base for base in dict.fromkeys(bases.values()) if base.storage is None and base.op != "buffer"], into)
+    passing: set[Storage] = set()
+    """Values that hold for these sizes, or on this device, only: their nodes must not keep them."""
+    try:
+        for step in steps:
+            assert step.root.storage is not None
+            if _run(step, device, sizes, into) or not step.root.device or not passing.isdisjoint(step.inputs):
+                passing.add(step.root.storage)
+        found = {n: _value(base) for n, base in bases.items()}
+    finally:
+        for step in steps:
+            storage = step.root.storage
+            if storage is not None and (storage.buffer is None or storage in passing):
+                step.root.storage = None
+    for storage in found.values():
+        storage.buffer.ready()
+    empty = {n: Storage(Buffer(runtime.device(device), 0)) for n in nodes if n not in bases}
+    return found | empty
+
+
+def _value(base: Node) -> Storage:
+    storage: Storage | None = base.arg if base.op == "buffer" else base.storage
+    assert storage is not None
+    return storage
 
 
 def _unshaped(n: Node) -> Node:
@@ -40,7 +55,8 @@ def _unshaped(n: Node) -> Node:
     return n
 
 
-def _run(step: Step, device: str, sizes: Mapping[str, int], into: Mapping[Node, Buffer]) -> None:
+def _run(step: Step, device: str, sizes: Mapping[str, int], into: Mapping[Node, Buffer]) -> bool:
+    """Starts a step, and says whether its kernel depends on sizes."""
     root = step.root
     assert root.storage is not None
     where = runtime.device(root.device or device)
@@ -51,11 +67,12 @@ def _run(step: Step, device: str, sizes: Mapping[str, int], into: Mapping[Node, 
         source = step.inputs[0].buffer
         where.synchronize()
         root.storage.buffer = Buffer(where, size, bytes(source.read()))
-        return
+        return False
     program = where.program(step.graph, step.params)
     buffer = into.get(root) or Buffer(where, size)
-    root.storage.buffer = buffer
     where.launch(Launch(program, [buffer, *(s.buffer for s in step.inputs)], _values(program.kernel.sizes, sizes)))
+    root.storage.buffer = buffer
+    return bool(program.kernel.sizes)
 
 
 def _values(variables: Sequence[Variable], sizes: Mapping[str, int]) -> dict[str, int]:

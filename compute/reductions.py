@@ -10,10 +10,17 @@ from compute.elementwise import broadcast_shapes
 from compute.errors import ShapeError, show_shape
 from compute.movement import Axis, normal_axes, normal_axis
 from compute.ops import Node, const, node
-from compute.view import Variable, product, size_of
+from compute.view import Shape, Variable, capacity, product, size_of
 
 if TYPE_CHECKING:
     from compute.tensor import Tensor
+
+
+_LONG = 1 << 17
+"""Elements a result from which a reduction is done in two steps."""
+_FEW_RESULTS = 256
+_PARTS = (1024, 512, 256, 128, 64)
+"""Into how many short reductions it is split."""
 
 
 def _wide(dtype: DType) -> DType:
@@ -40,10 +47,25 @@ class Reductions:
         elif not size_of(n.shape):
             result = me._derived(const({"add": 0, "mul": 1, "max": n.dtype.min, "min": n.dtype.max}[op], n.dtype, kept))
         elif wide:
-            result = me._derived(node("reduce", n.dtype, kept, (n,), (op, wide), n.device or me.device))
+            result = me._in_two_steps(op, kept, wide) or me._derived(node("reduce", n.dtype, kept, (n,), (op, wide), n.device or me.device))
         else:
             result = me
         return result if keepdim else result.reshape(tuple(d for i, d in enumerate(kept) if i not in axes))
+
+    def _in_two_steps(self, op: str, kept: Shape, axes: tuple[int, ...]) -> Tensor | None:
+        """A long reduction into few results as many short ones and one over their results: more work-items, and smaller rounding errors of sums."""
+        x, shape = self._self(), self.node.shape
+        if size_of(kept) > _FEW_RESULTS or product([capacity(shape[a]) for a in axes]) < _LONG:
+            return None
+        first, dim = axes[0], shape[axes[0]]
+        if len(axes) > 1 and capacity(dim) >= _PARTS[-1]:
+            return x._reduce(op, axes[1:], True)._reduce(op, first, True)
+        parts = next((p for p in _PARTS if isinstance(dim, int) and dim % p == 0 and dim > p), 0)
+        if not parts or not isinstance(dim, int):
+            return None
+        split = x.reshape(*shape[:first], parts, dim // parts, *shape[first + 1 :])
+        inner = split._reduce(op, tuple(a + 1 for a in axes), True)
+        return inner.reshape(*kept[:first], parts, *kept[first + 1 :])._reduce(op, first, True)
 
     def sum(self, axis: Axis = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
         """Sum. Result type: dtypes.sum_type, unless given; half floats are accumulated in float32."""

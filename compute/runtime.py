@@ -9,38 +9,46 @@ from __future__ import annotations
 import atexit
 import logging
 import time
+import weakref
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from compute.errors import NotSupported
+from compute.errors import DeviceMismatch, NotSupported
 from compute.ir import Kernel, Param
 from compute.lower import lower
 from compute.ops import Node
 from compute.plan import Options
 from hw import target
-from hw.errors import UsageError
+from hw.errors import TghwError, UsageError
 
 log = logging.getLogger(__name__)
 
 _GRANULE = 256
 """Memory is handed out in multiples of this many bytes, so that a vector at the end of a buffer stays inside of it."""
+_UNPROVEN = 10_000
+"""Results not yet waited for that a device remembers, to mark them lost when its work fails."""
 _POOL_BYTES = 64 << 20
 """Freed memory that a device keeps for reuse."""
 
 
 class Buffer:
-    """Memory on a device; given back to it when nobody refers to the buffer any more. size: bytes asked for."""
+    """Memory on a device; given back to it when nobody refers to the buffer any more. size: bytes asked for.
 
-    __slots__ = ("__weakref__", "_upload", "device", "handle", "room", "size")
+    lost: the error of the work that should have filled it; reading it, or computing with it, raises that again.
+    """
+
+    __slots__ = ("__weakref__", "_upload", "device", "handle", "lost", "room", "size")
 
     def __init__(self, device: Device, size: int, upload: bytes | None = None) -> None:
         self.device = device
         self.size = size
         self.room = max(-(-size // _GRANULE), 1) * _GRANULE
         self.handle: Any = None
+        self.lost: TghwError | None = None
         self._upload = upload
 
     def ready(self) -> Any:
@@ -54,6 +62,7 @@ class Buffer:
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self._upload = None
+        self.lost = None
         self.ready()
         self.device.copyin(self, data)
 
@@ -61,11 +70,14 @@ class Buffer:
         """The bytes, after all work on them. Raises NotExecuted on a device that runs nothing."""
         if _recorders:
             raise UsageError("data is read while a graph is recorded", means="a recorded function runs on the device alone", remedy="return the tensor and read it afterwards")
+        if self.lost is not None:
+            raise self.lost
         self.ready()
-        return self.device.copyout(self)
+        with self.device.proving():
+            return self.device.copyout(self)
 
     def __del__(self) -> None:
-        if self.handle is not None:
+        if self.handle is not None and self.device.is_open:
             self.device.give_back(self.room, self.handle)
 
 
@@ -129,6 +141,8 @@ class Device(ABC):
         self.compiled = 0
         """Kernels compiled so far; a cache hit does not count."""
         self.launched = 0
+        self.is_open = True
+        self._unproven: deque[weakref.ref[Buffer]] = deque(maxlen=_UNPROVEN)
         self._by_graph: dict[Any, Program] = {}
         self._by_text: dict[str, Program] = {}
         self._pool: dict[int, list[Any]] = {}
@@ -203,10 +217,43 @@ class Device(ABC):
 
     def launch(self, launch: Launch) -> None:
         """Starts a kernel after all earlier work; recorded when a capture is going on."""
+        for buffer in launch.buffers:
+            if buffer.device is not self:
+                raise DeviceMismatch(f"memory of {buffer.device.name} in a kernel on {self.name}", means="the tensor's device was closed, or another one of that name is open now")
+            if buffer.lost is not None and buffer is not launch.buffers[0]:
+                raise buffer.lost
         for recorder in _recorders:
             recorder.append(launch)
         self.launched += 1
-        self.start(launch)
+        self.wrote(launch.buffers[0])
+        if launch.groups():
+            with self.failing():
+                self.start(launch)
+
+    def wrote(self, buffer: Buffer) -> None:
+        """Remembers that work which was started fills this buffer."""
+        buffer.lost = None
+        self._unproven.append(weakref.ref(buffer))
+
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """Context whose error marks all results lost that were not waited for."""
+        try:
+            yield
+        except TghwError as error:
+            for reference in self._unproven:
+                buffer = reference()
+                if buffer is not None:
+                    buffer.lost = error
+            self._unproven.clear()
+            raise
+
+    @contextmanager
+    def proving(self) -> Iterator[None]:
+        """Context that waits for all work: afterwards the results are known to be there, or lost."""
+        with self.failing():
+            yield
+        self._unproven.clear()
 
     def take(self, room: int) -> Any:
         """Memory from the pool of freed blocks, or new."""
@@ -284,10 +331,11 @@ def close_all() -> None:
     """Closes every open device, also at the end of the process."""
     while _open:
         _, found = _open.popitem()
+        found.is_open = False
         try:
             found.close()
-        except Exception:
-            log.exception("%s did not close cleanly", found.name)
+        except TghwError as error:
+            log.warning("%s did not close cleanly: %s", found.name, error)
 
 
 atexit.register(close_all)

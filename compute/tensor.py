@@ -148,14 +148,10 @@ class Tensor(Elementwise, Movement, Reductions):
         together = [self, *others]
         for device in dict.fromkeys(t.device for t in together):
             mine = [t for t in together if t.device == device]
-            realize([t.node for t in mine], device, combined([t.sizes for t in mine]))
+            found = realize([t.node for t in mine], device, combined([t.sizes for t in mine]))
             for t in mine:
-                t._settle()
+                t.node = t.node if t.node.op == "buffer" else leaf(t.node, found[t.node], device)
         return self
-
-    def _settle(self) -> None:
-        if self.node.op != "buffer" and self.node.storage is not None:
-            self.node = leaf(self.node, self.node.storage, self.device)
 
     def contiguous(self) -> Tensor:
         """The same values, stored in memory of their own when they are computed."""
@@ -206,14 +202,13 @@ class Tensor(Elementwise, Movement, Reductions):
         self._detach_others(buffer, {id(self), id(new)})
         is_read = reads(new.node, buffer)
         sizes = combined([self.sizes, new.sizes])
-        if is_read and not _elementwise_over(new.node, buffer):
-            realize([new.node], self.device, sizes)
-        copied = node("contiguous", self.dtype, self.shape, (new.node if new.node.storage is None else leaf(new.node, new.node.storage, self.device),), None, self.device)
-        realize([copied], self.device, sizes, {copied: buffer})
-        storage = copied.storage
+        source = new.node
+        if is_read and not _elementwise_over(source, buffer):
+            source = leaf(source, realize([source], self.device, sizes)[source], self.device)
+        copied = node("contiguous", self.dtype, self.shape, (source,), None, self.device)
+        written = realize([copied], self.device, sizes, {copied: buffer})[copied]
         copied.storage = None
-        assert storage is not None
-        self.node = leaf(self.node, storage, self.device)
+        self.node = leaf(self.node, written, self.device)
         if is_read and new.node.op != "buffer":
             new.node = self.node
         return self
@@ -224,6 +219,11 @@ class Tensor(Elementwise, Movement, Reductions):
         for key, reference in list(_live.items()):
             t = reference()
             if t is None or key in without or not hasattr(t, "node") or not reads(t.node, buffer):
+                continue
+            if buffer.lost is not None:
+                gone = Buffer(buffer.device, size_of(t.shape) * t.dtype.size)
+                gone.lost = buffer.lost
+                t.node = leaf(t.node, Storage(gone), t.device)
                 continue
             if t.node.op == "buffer":
                 t.node = t.contiguous().node

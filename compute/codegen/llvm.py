@@ -114,7 +114,8 @@ class HostFunction:
         self._function = ctypes.CFUNCTYPE(None, *kinds)(address)
 
     def __call__(self, addresses: list[int], sizes: list[int], groups: int) -> None:
-        self._function(*addresses, *sizes, *((groups,) if self._takes_groups else ()))
+        if groups:
+            self._function(*addresses, *sizes, *((groups,) if self._takes_groups else ()))
 
 
 @functools.cache

@@ -12,13 +12,13 @@ from helpers import GPU, assert_same
 
 from compute import Tensor, runtime
 from compute.codegen import interpreter, llvm
-from compute.errors import NotSupported
+from compute.errors import DeviceMismatch, NotSupported
 from compute.lower import lower
 from compute.plan import CPU
 from compute.plan import GPU as GPU_OPTIONS
 from compute.runtime import Buffer
 from compute.schedule import schedule
-from hw.errors import EXIT_USAGE, TargetError
+from hw.errors import EXIT_USAGE, GpuFault, GpuHang, TargetError
 
 
 def test_one_device_a_name_however_it_is_written() -> None:
@@ -165,3 +165,77 @@ def test_work_on_the_simulated_gpu_is_timed_on_its_own_clock() -> None:
         result = (Tensor(x, device=GPU) * 2).realize()
     assert timing.seconds is not None and 0 < timing.seconds < 0.1
     assert_same(result.numpy(), x * 2)
+
+
+def test_results_of_work_that_failed_are_lost_not_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = runtime.device("PYTHON")
+    t = Tensor([1, 2, 3], device="PYTHON")
+    first, second = t + 1, t + 2
+    first.realize(second)
+    works = device.copyout
+    monkeypatch.setattr(device, "copyout", _raise_fault)
+    with pytest.raises(GpuFault):
+        first.numpy()
+    monkeypatch.setattr(device, "copyout", works)
+    for lost in (first, second, second * 2, first.sum()):
+        with pytest.raises(GpuFault, match="page fault at"):
+            lost.numpy()
+    assert (t + 1).tolist() == [2, 3, 4]
+    first.assign(t)
+    assert first.tolist() == [1, 2, 3]
+
+
+def test_a_launch_that_fails_leaves_the_tensor_lazy(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = runtime.device("PYTHON")
+    works = device.start
+    monkeypatch.setattr(device, "start", _raise_fault)
+    t = Tensor([1, 2, 3], device="PYTHON") + 40
+    with pytest.raises(GpuFault):
+        t.realize()
+    monkeypatch.setattr(device, "start", works)
+    assert t.tolist() == [41, 42, 43]
+
+
+def test_memory_of_a_closed_device_is_not_used_on_its_successor() -> None:
+    t = Tensor([1, 2], device="PYTHON").realize()
+    runtime.close_all()
+    with pytest.raises(DeviceMismatch, match="PYTHON"):
+        (t + 1).realize()
+
+
+def _raise_fault(*_: object) -> None:
+    raise GpuFault("page fault at 0x1000")
+
+
+@pytest.mark.slow
+def test_a_hang_of_the_simulated_gpu_loses_the_results_and_says_so() -> None:
+    name = f"{GPU},fault=engine-hang=1"
+    t = Tensor([1, 2, 3], device=name)
+    assert (t + 1).tolist() == [2, 3, 4]
+    second = t + 2
+    third = second * 2
+    for lost in (second, third, second):
+        with pytest.raises(GpuHang, match="unfinished: kernel map_3"):
+            lost.tolist()
+
+
+@pytest.mark.parametrize("device", ["CPU", "PYTHON", pytest.param(GPU, marks=pytest.mark.slow)])
+def test_kernels_over_more_than_two_gigabytes_count_in_64_bits(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from compute import lower as module
+
+    monkeypatch.setattr(module, "_INDEX_LIMIT", 16)
+    x = np.random.default_rng(0).integers(-9, 9, (17, 23), dtype=np.int32)
+    t = Tensor(x, device=device)
+    assert_same((t.T.flip(0)[1:, ::2] * 5).numpy(), x.T[::-1][1:, ::2] * 5)
+    assert_same(t.sum(0).numpy(), x.sum(0, dtype=np.int32))
+    assert_same(t.pad(((1, 1), (2, 0))).sum().numpy(), np.asarray(x.sum(dtype=np.int32)))
+    assert_same((t @ t.T).numpy(), x @ x.T)
+    assert_same(t.cat(t, axis=1).numpy(), np.concatenate([x, x], 1))
+    assert_same((Tensor.arange(23, device=device) + t).numpy(), np.arange(23, dtype=np.int32) + x)
+
+
+def test_a_kernel_on_huge_memory_compiles() -> None:
+    t = Tensor.empty(3 << 30, dtype="uint8", device="NULL::gfx1100")
+    (t + t[-1]).realize()
+    (step,) = schedule([(t * 2).node])
+    assert lower(step.graph, step.params, GPU_OPTIONS).index_dtype.name == "int64"

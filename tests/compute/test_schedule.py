@@ -101,6 +101,16 @@ def test_realized_tensors_and_empty_ones_take_no_kernel() -> None:
     assert counts.launched == 0
 
 
+def test_a_long_sum_into_one_result_is_taken_in_two_steps() -> None:
+    for shape in ((1 << 18,), (512, 512), (3 * 2**17,)):
+        x = np.random.default_rng(0).integers(-(2**31), 2**31, shape, dtype=np.int32)
+        t = Tensor(x, device="CPU").realize()
+        with counted("CPU") as counts:
+            assert_same(t.sum().numpy(), np.asarray(x.sum(dtype=np.int32)))
+            assert_same(t.max().numpy(), np.asarray(x.max()))
+        assert counts.launched == 4
+
+
 def test_contiguous_stores_a_view() -> None:
     a = Tensor(A, device=DEVICE).realize()
     with counted(DEVICE) as counts:

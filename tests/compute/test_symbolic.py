@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers import EVERYWHERE, assert_same, counted
 
-from compute import Tensor, Variable
+from compute import Tensor, Variable, capture
 from compute.errors import BindingError, NotSupported, ShapeError
 
 X = np.random.default_rng(0).integers(-99, 99, (64, 48), dtype=np.int32)
@@ -60,6 +60,17 @@ def test_a_realized_symbolic_tensor_can_be_used_further() -> None:
     assert_same((part * 2).sum(0).numpy(), ((X[:20] + 1) * 2).sum(0, dtype=np.int32))
 
 
+def test_values_for_one_size_are_not_taken_for_another() -> None:
+    t = Tensor(X.astype(np.float32), device="PYTHON").realize()
+    kept = []
+    for value in (5, 9, 64):
+        part = t[: N.bind(value)]
+        top = part.max(0)
+        kept += [part, top]
+        assert_same((part - top).numpy(), (X[:value] - X[:value].max(0)).astype(np.float32))
+        assert_same(top.numpy(), X[:value].max(0).astype(np.float32))
+
+
 def test_two_variables_at_once() -> None:
     m = Variable("m", 1, 48)
     t = Tensor(X, device="PYTHON").realize()
@@ -68,6 +79,20 @@ def test_two_variables_at_once() -> None:
         assert_same((part + 1).numpy(), X[:a, :b] + 1)
         assert_same(part.sum().numpy(), np.asarray(X[:a, :b].sum(dtype=np.int32)))
         assert_same((part.T @ part).numpy(), X[:a, :b].T @ X[:a, :b])
+
+
+@pytest.mark.parametrize("device", EVERYWHERE)
+def test_a_size_may_be_zero(device: str) -> None:
+    n = Variable("n", 0, 64)
+    t = Tensor(X, device=device).realize()
+    step = capture(lambda part: [part * 2, part.sum(0)])
+    for value in (3, 0, 64, 0):
+        part = t[: n.bind(value)]
+        assert_same((part + 1).numpy(), X[:value] + 1)
+        assert_same(part.sum().numpy(), np.asarray(X[:value].sum(dtype=np.int32)))
+        doubled, total = step(part)
+        assert_same(doubled.numpy(), X[:value] * 2)
+        assert_same(total.numpy(), X[:value].sum(0, dtype=np.int32))
 
 
 def test_misuse_of_variables_is_refused_with_a_reason() -> None:
