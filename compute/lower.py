@@ -283,14 +283,15 @@ class _Lower(Walk):
         item = self.env[".item"]
         self.locals.append((node.dtype, self.plan.shared))
         b.effect("lstore", node.dtype, (item, total), 0)
-        half = self.plan.shared // 2
-        while half:
+        rounds = self.plan.shared.bit_length() - 1
+        with self.loop(".halving", constant(rounds), [b.const(self.plan.shared // 2, self.index_dtype)]) as loop:
+            half = loop.phis[0]
             b.effect("barrier", dtypes.int32)
-            with self.inside(b.when(b.alu("lt", item, b.const(half, self.index_dtype)))):
+            with self.inside(b.when(b.alu("lt", item, half))):
                 mine = b.effect("lload", node.dtype, (item,), 0)
-                other = b.effect("lload", node.dtype, (b.alu("add", item, b.const(half, self.index_dtype)),), 0)
+                other = b.effect("lload", node.dtype, (b.alu("add", item, half),), 0)
                 b.effect("lstore", node.dtype, (item, b.alu(op, mine, other)), 0)
-            half //= 2
+            loop.yields = [b.alu("shr", half, b.const(1, self.index_dtype))]
 
     # --- nodes ---
 
