@@ -1,6 +1,7 @@
 """Faults that a simulated machine can be told to have.
 
-A plan is a set of named faults, each with an optional argument: "psp-never-ready,smu-silent,psp-command-error=0x06:0xf".
+A plan is a set of named faults, each with an optional argument: "psp-never-ready,smu-silent,psp-command-error=0x06:0xf". A fault of a
+GPU happens to every GPU, or to one of several: "smu-hang@0000:43:00.0=0x12".
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ FAULTS: dict[str, str] = {
     "psp-command-error": "the secure OS refuses a command (argument: command id, or id:status)",
     "smu-silent": "the power controller never answers",
     "smu-busy": "the power controller answers busy (argument: how often, default always)",
+    "smu-hang": "the power controller takes a message and never answers again, until it is reset (argument: message id, default 0x12: the metrics)",
     "smu-unknown": "the power controller knows none of its commands (argument: one message id)",
     "rlc-never": "firmware autoload never completes",
     "engine-hang": "the compute engine stops fetching (argument: after how many dispatches, default at once)",
@@ -34,18 +36,32 @@ FAULTS: dict[str, str] = {
 """name -> what happens then"""
 
 
+def _name_of(key: str) -> str:
+    """The fault's name in "name" or "name@address". Raises UsageError for one that does not exist."""
+    name = key.partition("@")[0]
+    if name not in FAULTS:
+        raise UsageError(f"there is no fault {name!r}", read=f"known: {', '.join(sorted(FAULTS))}")
+    return name
+
+
+def _key(text: str) -> str:
+    """A fault as plans keep it: the address, if any, with its domain."""
+    name, at, address = text.partition("@")
+    return f"{name}@0000:{address}" if at and address.count(":") == 1 else text
+
+
 class FaultPlan:
     """Which faults a machine has. Blocks ask for theirs by name."""
 
     def __init__(self, faults: dict[str, str] | Iterable[str] = ()) -> None:
-        self._faults = dict(faults) if isinstance(faults, dict) else dict.fromkeys(faults, "")
-        for name in self._faults:
-            if name not in FAULTS:
-                raise UsageError(f"there is no fault {name!r}", read=f"known: {', '.join(sorted(FAULTS))}")
+        given = faults if isinstance(faults, dict) else dict.fromkeys(faults, "")
+        self._faults: dict[str, str] = {}
+        for key, argument in given.items():
+            self.add(key, argument)
 
     @classmethod
     def parse(cls, text: str) -> FaultPlan:
-        """From "name,name=argument". Raises UsageError for an unknown name."""
+        """From "name,name=argument,name@address". Raises UsageError for an unknown name."""
         faults = {}
         for word in text.split(","):
             name, _, argument = word.strip().partition("=")
@@ -53,30 +69,57 @@ class FaultPlan:
                 faults[name] = argument
         return cls(faults)
 
+    def at(self, address: str) -> FaultsAt:
+        """The faults of one device: those of all, and its own. Follows later changes of the plan."""
+        return FaultsAt(self, address)
+
     def active(self, name: str) -> bool:
-        """Is this fault planned? The name must be a known one (a block that asks for an unknown one has a bug)."""
-        if name not in FAULTS:
-            raise KeyError(name)
-        return name in self._faults
+        """Is this fault planned for every device? The name must be a known one (a block that asks for an unknown one has a bug)."""
+        return self.argument(name) is not None
 
     def argument(self, name: str) -> str | None:
-        """The argument of a planned fault, None when it is not planned."""
+        """The argument of a fault planned for every device, None when it is not planned."""
         if name not in FAULTS:
             raise KeyError(name)
         return self._faults.get(name)
 
-    def add(self, name: str, argument: str = "") -> None:
-        """Plan one more fault, also while the machine runs."""
+    def argument_at(self, name: str, address: str) -> str | None:
+        """The same for one device: its own plan before that of all."""
         if name not in FAULTS:
-            raise UsageError(f"there is no fault {name!r}", read=f"known: {', '.join(sorted(FAULTS))}")
-        self._faults[name] = argument
+            raise KeyError(name)
+        return self._faults.get(f"{name}@{address}", self._faults.get(name))
+
+    def somewhere(self, name: str) -> bool:
+        """Is this fault planned for any device?"""
+        return any(key.partition("@")[0] == name for key in self._faults)
+
+    def add(self, name: str, argument: str = "") -> None:
+        """Plan one more fault, also while the machine runs. Raises UsageError."""
+        _name_of(name)
+        self._faults[_key(name)] = argument
+
+    def merge(self, other: FaultPlan) -> None:
+        """Plan what another plan has, too."""
+        self._faults.update(other._faults)
 
     def remove(self, name: str) -> None:
         """The fault is over."""
-        self._faults.pop(name, None)
+        self._faults.pop(_key(name), None)
 
     def __bool__(self) -> bool:
         return bool(self._faults)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._faults)
+
+
+class FaultsAt(FaultPlan):
+    """A plan as one device sees it; what is added or removed here is planned for all."""
+
+    def __init__(self, plan: FaultPlan, address: str) -> None:
+        self._faults = plan._faults
+        self._address = address
+
+    def argument(self, name: str) -> str | None:
+        """The argument of a fault of this device, None when it is not planned."""
+        return self.argument_at(name, self._address)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,18 @@ def _name_of(entry: dict[str, Any]) -> tuple[Any, ...]:
     return next((entry[key],) for key in ("index", "offset", "address") if key in entry)
 
 
+def _complete(functions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Entries that say `like = ADDRESS` are that entry with their own keys on top. Raises ProfileError."""
+    done: dict[str, dict[str, Any]] = {}
+    for entry in functions:
+        own = dict(entry)
+        like = own.pop("like", None)
+        if like is not None and like not in done:
+            raise ProfileError(f"function {own['address']} is like {like}", read=f"functions before it: {', '.join(done)}", remedy="put the function that is copied first")
+        done[own["address"]] = own if like is None else _merge(done[like], own)
+    return list(done.values())
+
+
 class Machine:
     """A simulated computer. Everything in it is deterministic: the same profile, seed and accesses give the same machine."""
 
@@ -74,8 +87,8 @@ class Machine:
         self.strict = strict
         self.faults = FaultPlan.parse(profile.get("faults", ""))
         """the profile's own and those asked for"""
-        for name in faults or ():
-            self.faults.add(name, faults.argument(name) or "")  # type: ignore[union-attr]
+        if faults is not None:
+            self.faults.merge(faults)
         self.clock = SimClock()
         self.scheduler = Scheduler(self.clock, seed)
         self.ram = HostRam(profile["host"]["ram_mib"] * MIB, seed)
@@ -83,15 +96,13 @@ class Machine:
         self._functions: dict[str, MockFunction] = {}
         self._open: dict[str, MockPciDevice] = {}
         self.gpus: list[Any] = []
-        lost_at = self.faults.argument("all-ones-at")
-        self.watch_bus = lost_at is not None
+        self.watch_bus = self.faults.somewhere("all-ones-at")
         """accesses are counted for a planned fault"""
-        self._lost_at = int(lost_at or 1)
-        self._accesses = 0
-        for entry in profile["functions"]:
+        self._accesses: Counter[str] = Counter()
+        for entry in _complete(profile["functions"]):
             self._build(entry)
-        if self.faults.active("dead-bus"):
-            for gpu in self.gpus:
+        for gpu in self.gpus:
+            if gpu.faults.active("dead-bus"):
                 gpu.function.link_up = False
         self.clock.sleep(profile["host"]["firmware_time"])
 
@@ -112,10 +123,11 @@ class Machine:
         if role == "gpu":
             from mocks.amd.gpu import Gpu
 
-            self.gpus.append(Gpu(self, function, self.profile["gpu"]))
-            if self.faults.active("memory-off"):
+            gpu = Gpu(self, function, self.profile["gpu"])
+            self.gpus.append(gpu)
+            if gpu.faults.active("memory-off"):
                 function.config.forbid(COMMAND, COMMAND_MEMORY)
-            if self.faults.active("bars-unassigned"):
+            if gpu.faults.active("bars-unassigned"):
                 return
         for bar, slot in zip(entry.get("bars", []), slots, strict=True):
             if bar.get("address"):
@@ -133,8 +145,9 @@ class Machine:
     def count_access(self, function: MockFunction) -> None:
         """One more access to a BAR of a GPU, for the fault that takes it off the bus at the n-th."""
         if function.role == "gpu":
-            self._accesses += 1
-            if self._accesses == self._lost_at:
+            self._accesses[function.address] += 1
+            lost_at = self.faults.argument_at("all-ones-at", function.address)
+            if lost_at is not None and self._accesses[function.address] == int(lost_at or 1):
                 function.link_up = False
 
     # --- what software sees ---
@@ -192,7 +205,7 @@ class Machine:
 
     def place_bar(self, function: MockFunction, slot: BarSlot, size: int) -> int | None:
         """An address for a BAR of this size in its bridge's window, clear of the other BARs; None when there is no room."""
-        if self.faults.active("resize-refused"):
+        if self.faults.argument_at("resize-refused", function.address) is not None:
             return None
         base, room = self.window_of(slot)
         taken = sorted((other.address, other.size) for each in self.functions() for other in each.slots.values() if other is not slot and other.address)

@@ -39,7 +39,7 @@ class Gpu:
         self.machine = machine
         self.function = function
         self.profile = profile
-        self.faults = machine.faults
+        self.faults = machine.faults.at(function.address)
         self.clock = machine.clock
         self.scheduler = machine.scheduler
         self.strict = machine.strict

@@ -36,6 +36,9 @@ class Nbio(Block):
         gpu.function.slots[0].model = MemoryBar(gpu)
         gpu.function.slots[5].model = RegisterBar(gpu)
 
+    def power_on(self) -> None:
+        self.reg("EARLY", "RCC_IOV_FUNC_IDENTIFIER").value = self.profile.get("function_identifier", 0)
+
     @on_write("NBIO", "BIF_BX0_BIF_DOORBELL_INT_CNTL")
     def doorbell_interrupts(self, value: int, reg: Reg) -> None:
         """Status bits are set by the hardware alone; writing a clear bit takes its status back and does not stay."""

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 INTERFACE = (13, 0, 0)
 MESSAGES = {number: name for name, number in layout.messages(INTERFACE).items()}
+METRICS_MESSAGE = layout.messages(INTERFACE)["TransferTableSmu2Dram"]
 DEBUG_TEST = 0x1
 DEBUG_MODE1_RESET = 0x2
 START_TIME = 2e-3
@@ -116,6 +117,8 @@ class Smu(Block):
         self._tasks: dict[str, Task] = {}
         self._busy_left = 0
         self._last_metrics = 0.0
+        self.hung = False
+        """takes no further messages until it is reset"""
         self._set_defaults()
 
     def _set_defaults(self) -> None:
@@ -134,6 +137,7 @@ class Smu(Block):
             self.scheduler.stop(task)
         self._tasks.clear()
         self.running = False
+        self.hung = False
         self.features = 0
         self.settings.clear()
         self.tables.clear()
@@ -159,7 +163,10 @@ class Smu(Block):
         self._take("debug", layout.DEBUG_MAILBOX, value, self._answer_debug)
 
     def _take(self, name: str, mailbox: layout.Mailbox, message: int, answer: Callable[[int, int], tuple[int, float]]) -> None:
-        if not self.running or self.faults.active("smu-silent"):
+        if not self.running or self.hung or self.faults.active("smu-silent"):
+            return
+        if name == "main" and message == self._hangs_at():
+            self.hung = True
             return
         former = self._tasks.get(name)
         if former is not None and not former.done:
@@ -168,6 +175,11 @@ class Smu(Block):
             return
         self.gpu.reach("smu")
         self._tasks[name] = self.scheduler.spawn(f"SMU {name} message", self._carry_out(mailbox, message, answer))
+
+    def _hangs_at(self) -> int | None:
+        """The message that a planned fault makes the last one."""
+        planned = self.faults.argument("smu-hang")
+        return None if planned is None else int(planned, 0) if planned else METRICS_MESSAGE
 
     def _carry_out(self, mailbox: layout.Mailbox, message: int, answer: Callable[[int, int], tuple[int, float]]) -> Engine:
         argument = self._get(mailbox.argument)

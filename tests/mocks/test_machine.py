@@ -14,21 +14,24 @@ from mocks.machine import Machine, load_profile, profile_names
 GPU = "0000:03:00.0"
 
 
+FIRST_CARD = {
+    "0000:00:01.1": "bridge",
+    "0000:01:00.0": "bridge",
+    "0000:02:00.0": "bridge",
+    "0000:03:00.0": "gpu",
+    "0000:03:00.1": "audio",
+    "0000:03:00.2": "usb",
+    "0000:03:00.3": "ucsi",
+}
+
+
 def test_every_profile_makes_a_machine() -> None:
     for name in profile_names():
         machine = Machine.from_profile(name)
         assert machine.name == name
         assert machine.profile["summary"]
-        assert [function.address for function in machine.functions()] == [
-            "0000:00:01.1",
-            "0000:01:00.0",
-            "0000:02:00.0",
-            "0000:03:00.0",
-            "0000:03:00.1",
-            "0000:03:00.2",
-            "0000:03:00.3",
-        ]
-        assert [function.role for function in machine.functions()] == ["bridge", "bridge", "bridge", "gpu", "audio", "usb", "ucsi"]
+        roles = {function.address: function.role for function in machine.functions()}
+        assert FIRST_CARD.items() <= roles.items()
 
 
 @pytest.mark.parametrize(
