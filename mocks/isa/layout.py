@@ -45,6 +45,7 @@ CTX_LDS_OUT_OF_RANGE = 92  # i32, count of LDS accesses outside the group's allo
 CTX_CODE_BASE = 96  # i64, GPU address that entry keys are relative to
 CTX_SLICE = 104  # i64, instructions a wave may run before another one gets its turn
 CTX_EXECUTED = 112  # i64, instructions executed so far
+CTX_EPOCH = 120  # i64, epoch of the TLB, in place as part of its tags
 
 CTX_POINTER = 256  # 32 x i64, host address of each lane's data
 CTX_STRIDE = 512  # 32 x i32, distance of consecutive dwords of a lane
@@ -58,10 +59,19 @@ CTX_BYTE_POINTERS = 2048  # 32 x 16 x i64, host address of each byte of a bounce
 CTX_SCHED = 6144  # scheduler, see rt_schedule.py
 CTX_SIZE = 8192
 
-# --- TLB: four tables (read, write, read and write, scalar read), each of sets of two entries (page number, host - GPU address) ---------
+# --- TLB: four tables (read, write, read and write, scalar read) of sets of entries (page number, host - GPU address) -------
+TLB_TABLES = 4
 TLB_SETS = 4096
-TLB_SET = 32
-TLB_TABLE = TLB_SETS * TLB_SET
+TLB_WAYS = 4
+TLB_ENTRY = 16
+TLB_TABLE = TLB_SETS * TLB_WAYS * TLB_ENTRY
+# A tag is a page number with the epoch in which it was put in above it: a new epoch empties the TLB.
+TLB_EPOCH_SHIFT = 52
+TLB_EPOCHS = 1 << 12
+# Neighbouring pages use neighbouring sets; each run of TLB_SETS pages starts at another one, so that buffers at round addresses do
+# not all meet in the same sets.
+TLB_SET_BITS = 12
+TLB_SPREAD = 0x9E5
 PAGE_SHIFT = 12
 PAGE = 1 << PAGE_SHIFT
 
@@ -73,6 +83,10 @@ KEY_PC_BITS = 40
 KEY_FULL = 1 << 56
 MODE_MASK = 0x3FF
 MODE_FP16_OVFL = 1 << 23
+
+
+def tlb_set(page: int) -> int:
+    return (page + (page >> TLB_SET_BITS) * TLB_SPREAD) % TLB_SETS
 
 
 def static_mode(mode: int) -> int:

@@ -69,19 +69,22 @@ def tlb(h: Helper) -> None:
     b = h.b
     page = h.va.lshr(L.PAGE_SHIFT)
     table = ((h.access & 3) - 1 + h.access.lshr(3) * 3).zext("i64") * L.TLB_TABLE
-    entry = h.ctx.at(L.CTX_TLB).load("ptr").at(table + (page & (L.TLB_SETS - 1)) * L.TLB_SET)
-    with b.exit_when(entry.load("i64").eq(page)):
-        b.ret(h.va + entry.at(8).load("i64"))
-    with b.exit_when(entry.at(16).load("i64").eq(page)):
-        b.ret(h.va + entry.at(24).load("i64"))
+    number = (page + page.lshr(L.TLB_SET_BITS) * L.TLB_SPREAD) & (L.TLB_SETS - 1)
+    entry = h.ctx.at(L.CTX_TLB).load("ptr").at(table + number * (L.TLB_WAYS * L.TLB_ENTRY))
+    tag = page | h.ctx.at(L.CTX_EPOCH).load("i64")
+    head = b.fresh("look")
+    b.br(head)
+    b.label(head)
+    for way in range(L.TLB_WAYS):
+        with b.exit_when(entry.at(way * L.TLB_ENTRY).load("i64").eq(tag)):
+            b.ret(h.va + entry.at(way * L.TLB_ENTRY + 8).load("i64"))
     miss = h.ctx.at(L.CTX_MISS).load("ptr")
     found = b.emit(f"call i32 {miss.ref}(i64 {h.va.ref}, i32 {h.access.ref})", "i32")
     with b.exit_when(found.eq(0)):
         h.ctx.at(L.CTX_FAULT_VA).store(h.va)
         h.ctx.at(L.CTX_FAULT_ACCESS).store(h.access)
         b.ret(b.i64(0))
-    first = entry.load("i64").eq(page)
-    b.ret(h.va + first.select(entry.at(8).load("i64"), entry.at(24).load("i64")))
+    b.br(head)
 
 
 @helper("i32", ctx="ptr", lane="i32", index="i32", va="i64", access="i32")

@@ -403,8 +403,11 @@ class Translation:
     text: str
 
 
-def translate(chip: str, fetch: Fetch, base: int, vgprs: int, key: int, single_step: bool = False, opt: int = 1) -> Translation:
-    """Translates the unit that starts at an entry key. UnknownInstruction or the fetch's own error when there is no code there."""
+def translate(chip: str, fetch: Fetch, base: int, vgprs: int, key: int, single_step: bool = False, opt: int = 0) -> Translation:
+    """Translates the unit that starts at an entry key. UnknownInstruction or the fetch's own error when there is no code there.
+
+    opt is LLVM's effort: registers are managed here already, so more than 0 doubles the time and gains nothing measurable.
+    """
     full = bool(key & L.KEY_FULL)
     unit = Unit(chip, fetch, base, vgprs, full, single_step)
     unit.find_blocks(base + L.key_pc(key), key >> L.KEY_PC_BITS & 0xFFFF)

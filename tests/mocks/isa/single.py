@@ -45,7 +45,7 @@ class Wave:
 
     def lanes(self, number: int) -> list[int]:
         """All 32 lanes of a VGPR."""
-        return list((ctypes.c_uint32 * 32).from_address(self.run.waves + L.WAVE_VGPR + number * L.VGPR_ROW))
+        return list((ctypes.c_uint32 * 32).from_address(self.run.memory.waves + L.WAVE_VGPR + number * L.VGPR_ROW))
 
     def v(self, number: int, lane: int = 0) -> int:
         return self.lanes(number)[lane]
@@ -55,14 +55,14 @@ class Wave:
 
     @property
     def scc(self) -> int:
-        return int(ctypes.c_uint32.from_address(self.run.waves + L.WAVE_SCC).value)
+        return int(ctypes.c_uint32.from_address(self.run.memory.waves + L.WAVE_SCC).value)
 
     @property
     def mode(self) -> int:
-        return int(ctypes.c_uint32.from_address(self.run.waves + L.WAVE_MODE).value)
+        return int(ctypes.c_uint32.from_address(self.run.memory.waves + L.WAVE_MODE).value)
 
     def lds(self, offset: int, size: int) -> bytes:
-        return ctypes.string_at(ctypes.c_uint64.from_address(self.run.waves + L.WAVE_LDS).value + offset, size)
+        return ctypes.string_at(ctypes.c_uint64.from_address(self.run.memory.waves + L.WAVE_LDS).value + offset, size)
 
 
 def execute(
@@ -84,9 +84,9 @@ def execute(
     memory.map(CODE, len(program), READ | EXEC, program)
     options: dict[str, int] = {"lds_bytes": max(len(lds), 64)} | dispatch
     run = Executor(memory).start(Dispatch(CODE, (32, 1, 1), (1, 1, 1), group_ids=(False, False, False), **options))  # type: ignore[arg-type]
-    run.launch(run.ctx, 0, 0)
+    run.native.launch(run.ctx, 0, 0)
     ctypes.c_uint64.from_address(run.ctx + L.SCHED_NEXT_GROUP).value = 1
-    wave = run.waves
+    wave = run.memory.waves
     for code_number, value in (s or {}).items():
         ctypes.c_uint32.from_address(wave + L.WAVE_SGPR + 4 * code_number).value = value & ALL
     for number, values in (v or {}).items():

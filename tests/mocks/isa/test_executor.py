@@ -294,11 +294,11 @@ RACE = [
 def race(strict: bool, seed: int) -> int:
     memory = machine(b"".join(RACE))
     run = Executor(memory, strict=strict).start(dispatch(group_size=(64, 1, 1), lds_bytes=64, seed=seed))
-    run.launch(run.ctx, 0, 0)
+    run.native.launch(run.ctx, 0, 0)
     ctypes.c_uint64.from_address(run.ctx + L.SCHED_NEXT_GROUP).value = 1
     run._strict_order = []  # the one group is in its slot already, so that LDS can be set before it runs
     wave = Wave(run, run.step(0))
-    ctypes.memset(ctypes.c_uint64.from_address(run.waves + L.WAVE_LDS).value, 0, 64)
+    ctypes.memset(ctypes.c_uint64.from_address(run.memory.waves + L.WAVE_LDS).value, 0, 64)
     assert run.run().kind == DONE
     return struct.unpack("<I", wave.lds(0, 4))[0]
 
