@@ -7,7 +7,7 @@ import os
 import tomllib
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hw.errors import BusLost, DeviceBusy, NothingFound, ProfileError
 from hw.lock import acquire
@@ -16,6 +16,11 @@ from mocks.clock import Scheduler, SimClock
 from mocks.faults import FaultPlan
 from mocks.memory import HostRam
 from mocks.pci import BRIDGE_BUSES, BarSlot, BusCosts, Lease, MockFunction, MockPciDevice, build_bridge, build_config
+
+if TYPE_CHECKING:
+    from mocks.amd.gpu import Gpu
+    from mocks.asm24.backend import MockBackend
+    from mocks.asm24.chip import Asm24
 
 PROFILES = Path(__file__).parent / "profiles"
 MIB = 1 << 20
@@ -99,12 +104,22 @@ class Machine:
         self.watch_bus = self.faults.somewhere("all-ones-at")
         """accesses are counted for a planned fault"""
         self._accesses: Counter[str] = Counter()
-        for entry in _complete(profile["functions"]):
-            self._build(entry)
+        self.asm24: Asm24 | None = None
+        """the USB bridge with what sits behind it; None for a machine without one"""
+        bridge = profile.get("asm24")
+        behind = set(bridge["slot"]) if bridge else set()
+        entries = _complete(profile["functions"])
+        for entry in entries:
+            if entry["address"] not in behind:
+                self._build(entry)
+        if bridge:
+            self._build_bridge(bridge, [entry for entry in entries if entry["address"] in behind and bridge["populated"]])
         for gpu in self.gpus:
             if gpu.faults.active("dead-bus"):
                 gpu.function.link_up = False
         self.clock.sleep(profile["host"]["firmware_time"])
+        if self.asm24 is not None:
+            self.asm24.start()
 
     @classmethod
     def from_profile(cls, name_or_path: str | Path, *, state_dir: Path | None = None, seed: int = 0, faults: FaultPlan | None = None, strict: bool = False) -> Machine:
@@ -120,18 +135,28 @@ class Machine:
         config = build_bridge(entry, self.profile["host"]["windows"]) if role == "bridge" else build_config(entry)
         function = MockFunction(self, entry["address"], config, slots, role, self._bridge_above(entry["address"]))
         self._functions[function.address] = function
-        if role == "gpu":
-            from mocks.amd.gpu import Gpu
-
-            gpu = Gpu(self, function, self.profile["gpu"])
-            self.gpus.append(gpu)
-            if gpu.faults.active("memory-off"):
-                function.config.forbid(COMMAND, COMMAND_MEMORY)
-            if gpu.faults.active("bars-unassigned"):
-                return
+        if role == "gpu" and self._add_gpu(function).faults.active("bars-unassigned"):
+            return
         for bar, slot in zip(entry.get("bars", []), slots, strict=True):
             if bar.get("address"):
                 function.assign(slot, bar["address"])
+
+    def _add_gpu(self, function: MockFunction) -> Gpu:
+        from mocks.amd.gpu import Gpu
+
+        gpu = Gpu(self, function, self.profile["gpu"])
+        self.gpus.append(gpu)
+        if gpu.faults.active("memory-off"):
+            function.config.forbid(COMMAND, COMMAND_MEMORY)
+        return gpu
+
+    def _build_bridge(self, profile: dict[str, Any], entries: list[dict[str, Any]]) -> None:
+        from mocks.asm24.chip import Asm24
+
+        self.asm24 = Asm24(self, profile, entries)
+        for function in self.asm24.fabric.behind:
+            if function.role == "gpu":
+                self._add_gpu(function)
 
     def _bridge_above(self, address: str) -> MockFunction | None:
         bus = int(address.split(":")[1], 16)
@@ -141,6 +166,8 @@ class Machine:
         """Something on the way to a device changed: configuration, link, reset."""
         for function in self._functions.values():
             function.update_paths()
+        if self.asm24 is not None:
+            self.asm24.paths_changed()
 
     def count_access(self, function: MockFunction) -> None:
         """One more access to a BAR of a GPU, for the fault that takes it off the bus at the n-th."""
@@ -191,6 +218,14 @@ class Machine:
             raise
         device.set_memory_space(True)
         return device
+
+    def usb_backend(self) -> MockBackend | None:
+        """The machine's USB buses as pyusb takes them (`usb.core.find(backend=...)`); None for a machine without a USB bridge."""
+        if self.asm24 is None:
+            return None
+        from mocks.asm24.backend import MockBackend
+
+        return MockBackend(self)
 
     def export_config(self, address: str) -> bytes:
         """The configuration space as `lspci -F` and hexdump readers take it: 4096 bytes."""

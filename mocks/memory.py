@@ -135,7 +135,7 @@ class HostRam:
 
         return DmaMemory(self._arena.view(offset, length, "host memory"), [page << PAGE_SHIFT for page in bus_pages], release)
 
-    def host_pointer(self, address: int) -> tuple[int, int] | None:
+    def host_pointer(self, address: int, write: bool = False) -> tuple[int, int] | None:
         """(address in this process, bytes to the end of the page) of a bus address, or None where nobody answers."""
         page = self._pages.get(address >> PAGE_SHIFT)
         if page is None:

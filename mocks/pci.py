@@ -10,7 +10,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hw.errors import BusLost, MemoryDisabled, NotModelled, NotSupported, OutOfWindow, ResizeRefused
 from hw.mmio import ALL_ONES_32, ALL_ONES_64, BytesLike, Cost, Mmio
@@ -165,6 +165,18 @@ class BarSlot:
         return BAR0 + 4 * self.index
 
 
+class DmaTarget(Protocol):
+    """Memory that a device's own accesses reach, by bus address."""
+
+    def host_pointer(self, address: int, write: bool = False) -> tuple[int, int] | None:
+        """(address in this process, bytes to the end of the page); None where nobody answers. `write`: what will be done there."""
+        ...
+
+    def dma_read(self, address: int, size: int) -> bytes: ...
+
+    def dma_write(self, address: int, data: bytes | bytearray | memoryview) -> None: ...
+
+
 @dataclass
 class BusCosts:
     """Simulated time of accesses (s, s, bytes/s, bytes/s)."""
@@ -188,6 +200,8 @@ class MockFunction:
         """the bridge above; None at the root"""
         self.config = config
         self.slots = {slot.index: slot for slot in bars}
+        self.memory: DmaTarget = machine.ram
+        """what the device's own accesses reach: the host's RAM, or what the bridge it sits behind has"""
         self.interrupts = 0
         """MSI messages that reached the host"""
         self.interrupt = machine.scheduler.signal()
@@ -281,7 +295,11 @@ class MockFunction:
             slot.reachable = here and (self.parent is None or self.parent.forwards(slot.address, slot.size))
 
     def forwards(self, address: int, size: int) -> bool:
-        """Does this bridge pass memory accesses to such a range on to the bus below?"""
+        """Do this bridge and those above pass memory accesses to such a range on to the bus below?"""
+        return self.claims(address, size) and (self.parent is None or self.parent.forwards(address, size))
+
+    def claims(self, address: int, size: int) -> bool:
+        """Does this bridge itself take memory accesses to such a range for the bus below?"""
         if not self.command & COMMAND_MEMORY or not self.link_up or self.power_state != D0:
             return False
         memory = self.config.get(BRIDGE_MEMORY)
@@ -291,8 +309,7 @@ class MockFunction:
             ((memory & 0xFFF0) << 16, (memory >> 16 & 0xFFF0) << 16 | 0xFFFFF),
             (base_high << 32 | (prefetchable & 0xFFF0) << 16, limit_high << 32 | (prefetchable >> 16 & 0xFFF0) << 16 | 0xFFFFF),
         ]
-        inside = any(low <= address and address + size - 1 <= high for low, high in windows)
-        return inside and (self.parent is None or self.parent.forwards(address, size))
+        return any(low <= address and address + size - 1 <= high for low, high in windows)
 
     def assign(self, slot: BarSlot, address: int) -> None:
         """What the machine's firmware or kernel does: program a BAR."""
@@ -307,19 +324,27 @@ class MockFunction:
         offset = self.config.capability(CAP_MSI)
         if offset is None or not self.config.get(offset) & MSI_ENABLE or not self.bus_master or self.machine.faults.active("irq-lost"):
             return False
+        if self.memory is not self.machine.ram:
+            self.memory.dma_write(self.config.get(offset + 8) << 32 | self.config.get(offset + 4), self.config.get(offset + 12, 2).to_bytes(4, "little"))
+            return False
         self.interrupts += 1
         self.interrupt.set()
         return True
 
     def bus_reset(self) -> None:
         """A hot reset from the bridge above: configuration back to power-on, then the device's own reset."""
+        self.config_reset()
+        for hook in self.on_bus_reset:
+            hook()
+        self.machine.paths_changed()
+
+    def config_reset(self) -> None:
+        """Configuration space alone goes back to power-on."""
         self.config.data[:] = self._power_on
         for slot in self.slots.values():
             if slot.sizes:
                 slot.size = self._control_size(slot)
                 self._declare_bar(slot)
-        for hook in self.on_bus_reset:
-            hook()
         self.machine.paths_changed()
 
     # --- inside ---

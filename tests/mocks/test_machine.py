@@ -30,6 +30,8 @@ def test_every_profile_makes_a_machine() -> None:
         machine = Machine.from_profile(name)
         assert machine.name == name
         assert machine.profile["summary"]
+        if machine.asm24 is not None:
+            continue
         roles = {function.address: function.role for function in machine.functions()}
         assert FIRST_CARD.items() <= roles.items()
 

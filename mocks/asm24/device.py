@@ -1,0 +1,258 @@
+"""The chip as a USB device: standard requests, configuration, endpoints that accept, hold back, stall or stay halted.
+
+A firmware is a subclass of `Firmware`. Data moves only when the host asks: `take` gets what the host sends on an OUT endpoint and says
+how much of it is accepted, `give` returns what is ready on an IN endpoint. Nothing accepted, nothing ready: the endpoint NAKs, and the
+transfer waits until `ready` is set or its host gives up.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mocks.asm24.descriptors import SUPER_PLUS, Descriptors, Endpoint
+
+if TYPE_CHECKING:
+    from mocks.asm24.chip import Asm24
+
+log = logging.getLogger(__name__)
+
+IN = 0x80
+STANDARD, CLASS, VENDOR = 0x00, 0x20, 0x40
+KIND_MASK = 0x60
+TO_DEVICE, TO_INTERFACE, TO_ENDPOINT = 0, 1, 2
+
+GET_STATUS, CLEAR_FEATURE, SET_FEATURE, SET_ADDRESS, GET_DESCRIPTOR = 0, 1, 3, 5, 6
+GET_CONFIGURATION, SET_CONFIGURATION, GET_INTERFACE, SET_INTERFACE = 8, 9, 10, 11
+SET_SEL, SET_ISOCH_DELAY = 0x30, 0x31
+FEATURE_HALT = 0
+
+Control = Generator[float, None, bytes]
+"""A control request at work: yields the time it takes (s), returns the data stage of an IN request."""
+
+
+class Stall(Exception):
+    """The device refuses: a protocol stall on the control endpoint, a halt on a bulk endpoint."""
+
+
+class NoAnswer(Exception):
+    """The firmware never gets to the status stage: the host waits until it gives up."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The eight bytes that start a control transfer."""
+
+    kind: int
+    request: int
+    value: int
+    index: int
+    length: int
+
+    @property
+    def is_in(self) -> bool:
+        return bool(self.kind & IN)
+
+    def encode(self) -> bytes:
+        return bytes([self.kind, self.request]) + b"".join(each.to_bytes(2, "little") for each in (self.value, self.index, self.length))
+
+
+class Firmware:
+    """What runs on the chip. The base knows USB chapter 9 and nothing else."""
+
+    name = ""
+    stalls_unknown = True
+    """refuse unknown requests; False: as older builds, let the host wait"""
+    fastest = SUPER_PLUS
+    """the highest speed it connects at"""
+
+    def __init__(self, chip: Asm24) -> None:
+        self.chip = chip
+
+    def boot(self) -> None:
+        """The firmware starts."""
+
+    def descriptors(self, speed: int) -> Descriptors:
+        raise NotImplementedError
+
+    # --- what a firmware adds ---
+
+    def vendor(self, setup: Setup, data: bytes) -> Control:
+        """A vendor request."""
+        return self.unknown(setup)
+
+    def class_request(self, setup: Setup, data: bytes) -> Control:
+        """A class request."""
+        return self.unknown(setup)
+
+    def take(self, endpoint: int, data: memoryview, stream: int) -> tuple[int, float]:
+        """Data arrives on an OUT endpoint: (bytes accepted, s it takes). May raise Stall."""
+        return 0, 0.0
+
+    def give(self, endpoint: int, room: int, stream: int) -> tuple[bytes | None, float]:
+        """The host asks an IN endpoint: (whole packets, the last may be short, or None; s it takes). May raise Stall."""
+        return None, 0.0
+
+    def cleared(self, endpoint: int) -> None:
+        """The host cleared a halt (it may do so on an endpoint that has none)."""
+
+    def configured(self) -> None:
+        """SET_CONFIGURATION."""
+
+    def selected(self, alternate: int) -> None:
+        """SET_INTERFACE."""
+
+    def bus_reset(self) -> None:
+        """The port was reset."""
+
+    def driver_left(self) -> None:
+        """A driver that used the interface let go of it, in the middle of whatever it did."""
+
+    def unknown(self, setup: Setup) -> Control:
+        """A request this firmware does not have."""
+        if self.stalls_unknown:
+            raise Stall
+        if setup.length:
+            raise NoAnswer
+        return b""
+        yield  # pragma: no cover
+
+
+class UsbDevice:
+    """Standard device state around a firmware."""
+
+    def __init__(self, chip: Asm24, firmware: Firmware, speed: int) -> None:
+        self.chip = chip
+        self.firmware = firmware
+        self.speed = speed
+        self.descriptors = firmware.descriptors(speed)
+        self.configuration = 0
+        self.alternate = 0
+        self.halted: set[int] = set()
+        self.ready = chip.scheduler.signal()
+
+    @property
+    def packet(self) -> int:
+        """Bytes of a full bulk packet."""
+        return 512 if self.speed == 3 else 1024
+
+    def wake(self) -> None:
+        """Something may have become ready."""
+        self.ready.set()
+
+    def endpoints(self) -> dict[int, Endpoint]:
+        """The bulk endpoints that exist now."""
+        if not self.configuration:
+            return {}
+        return {each.address: each for each in self.descriptors.endpoints(self.alternate)}
+
+    def driver_left(self) -> None:
+        """The kernel driver of the interface let go of it."""
+        self.alternate = 0
+        self.firmware.driver_left()
+
+    def bus_reset(self) -> None:
+        self.configuration = 0
+        self.alternate = 0
+        self.halted.clear()
+        self.firmware.bus_reset()
+
+    # --- bulk ---
+
+    def take(self, endpoint: int, data: memoryview, stream: int) -> tuple[int, float]:
+        if endpoint in self.halted:
+            raise Stall
+        try:
+            return self.firmware.take(endpoint, data, stream)
+        except Stall:
+            self.halted.add(endpoint)
+            raise
+
+    def give(self, endpoint: int, room: int, stream: int) -> tuple[bytes | None, float]:
+        if endpoint in self.halted:
+            raise Stall
+        try:
+            return self.firmware.give(endpoint, room, stream)
+        except Stall:
+            self.halted.add(endpoint)
+            raise
+
+    # --- control ---
+
+    def control(self, setup: Setup, data: bytes) -> Control:
+        """One control request. Raises Stall, NoAnswer."""
+        kind = setup.kind & KIND_MASK
+        if kind == VENDOR:
+            return (yield from self.firmware.vendor(setup, data))
+        if kind == CLASS:
+            return (yield from self.firmware.class_request(setup, data))
+        if kind != STANDARD:
+            raise Stall
+        return (yield from self._standard(setup, data))
+
+    def _standard(self, setup: Setup, data: bytes) -> Control:
+        recipient = setup.kind & 0x1F
+        match setup.request:
+            case 6 if setup.is_in:
+                found = self.descriptors.get(setup.value >> 8, setup.value & 0xFF)
+                if found is None:
+                    return (yield from self.firmware.unknown(setup))
+                return found[: setup.length]
+            case 0 if setup.is_in:
+                return self._status(recipient, setup.index)[: setup.length]
+            case 8 if setup.is_in:
+                return bytes([self.configuration])
+            case 10 if setup.is_in:
+                return bytes([self.alternate])
+            case 9:
+                self.set_configuration(setup.value)
+            case 11:
+                self.set_interface(setup.value)
+            case 1:
+                self._clear_feature(recipient, setup)
+            case 3:
+                self._set_feature(recipient, setup)
+            case 5 | 0x30 | 0x31:
+                pass
+            case _:
+                return (yield from self.firmware.unknown(setup))
+        return b""
+
+    def set_configuration(self, value: int) -> None:
+        if value not in (0, 1):
+            raise Stall
+        self.configuration = value
+        self.alternate = 0
+        self.halted.clear()
+        self.firmware.configured()
+
+    def set_interface(self, alternate: int) -> None:
+        if not self.configuration or alternate >= len(self.descriptors.alternates):
+            raise Stall
+        self.alternate = alternate
+        self.halted.clear()
+        self.firmware.selected(alternate)
+
+    def _status(self, recipient: int, index: int) -> bytes:
+        if recipient == TO_ENDPOINT:
+            if index and index not in self.endpoints():
+                raise Stall
+            return bytes([int(index in self.halted), 0])
+        return bytes([int(recipient == TO_DEVICE), 0])
+
+    def _clear_feature(self, recipient: int, setup: Setup) -> None:
+        if recipient != TO_ENDPOINT or setup.value != FEATURE_HALT:
+            return
+        if setup.index not in self.endpoints():
+            raise Stall
+        self.halted.discard(setup.index)
+        self.firmware.cleared(setup.index)
+        self.wake()
+
+    def _set_feature(self, recipient: int, setup: Setup) -> None:
+        if recipient == TO_ENDPOINT and setup.value == FEATURE_HALT:
+            if setup.index not in self.endpoints():
+                raise Stall
+            self.halted.add(setup.index)
