@@ -17,8 +17,8 @@ A block is a class. What it has is declared; nothing else exists:
         @on_read("GC", "CP_STAT")
         def status(self, reg: Reg) -> int: ...
 
-`stored` registers keep what is written, within their writable bits (the fields that the register table knows, all 32 when it knows
-none). `on_write` and `on_read` add behaviour; they need no `stored` beside them unless something differs from its defaults. A write
+`stored` registers keep what is written, within their writable bits (the fields that the register table knows and does not call
+reserved, all 32 when it knows none). `on_write` and `on_read` add behaviour; they need no `stored` beside them unless something differs from its defaults. A write
 is stored first, then the handler runs: it finds the new value in `value` and `reg.value`, the former in `reg.old`, and may set
 `reg.value` to something else. A name may hold one `*`; what it stood for is `reg.number`. A register that is declared nowhere raises
 NotModelled with its name, read or written.
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from mocks.amd.gpu import Gpu
 
 ALL_BITS = 0xFFFFFFFF
+RESERVED = re.compile("reserved(_?[0-9]+)*")
+"""names that the tables give to fields without a meaning"""
 
 H = TypeVar("H", bound=Callable[..., Any])
 
@@ -88,7 +90,7 @@ def on_read(ip: str, *names: str) -> Callable[[H], H]:
 class Reg:
     """One register of one simulated GPU. `value` is what it holds, without any handler being called."""
 
-    __slots__ = ("_banks", "_gpu", "_regs", "always_on", "bank", "domain", "index", "ip", "mask", "name", "number", "old", "reset", "table")
+    __slots__ = ("_banks", "_gpu", "_regs", "acts", "always_on", "bank", "domain", "index", "ip", "mask", "name", "number", "old", "reset", "table")
 
     def __init__(self, gpu: Gpu, ip: str, name: str, index: int, table: RegisterTable | None) -> None:
         self.ip = ip
@@ -101,6 +103,8 @@ class Reg:
         self.domain: str | None = None
         self.always_on = False
         self.number = 0
+        self.acts = False
+        """writes do more than store a value"""
         self.old = 0
         self._gpu = gpu
         self._regs = gpu.regs
@@ -234,9 +238,15 @@ class Block:
             if reg is None:
                 reg = Reg(self.gpu, ip, name, index, table)
                 reg.domain = self.domain
-                reg.mask = table.mask(name) or ALL_BITS
+                reg.mask = _writable(table, name)
                 self.registers[index] = reg
             if "*" in pattern:
                 reg.number = number
             found.append(reg)
         return found
+
+
+def _writable(table: RegisterTable, name: str) -> int:
+    """Bits of a register that software can change: its fields, except those named as reserved."""
+    fields = table.fields(name)
+    return table.mask(name, [field for field in fields if not RESERVED.fullmatch(field)]) if fields else ALL_BITS

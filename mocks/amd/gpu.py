@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BLOCK_MODULES = ("nbio", "hdp", "psp", "smu", "grbm", "rlc", "hub", "ih", "doorbell", "mec", "sdma")
+BLOCK_MODULES = ("nbio", "hdp", "psp", "rom", "psp_mailbox", "smu", "grbm", "rlc", "hub", "ih", "doorbell", "mec", "sdma")
 """modules of this package, each with blocks(gpu) -> list[Block]; in order of construction"""
 
 Handler = Callable[[], int]
@@ -106,6 +106,15 @@ class Gpu:
                     return name
         return "no register of the tables"
 
+    def declared(self, index: int) -> Reg | None:
+        """The register at an index, if some block declares one."""
+        return self._declared.get(index)
+
+    def stored_value(self, index: int) -> int | None:
+        """What a register holds if a write to it does nothing but store; None for registers that act, or do not exist."""
+        reg = self._declared.get(index)
+        return None if reg is None or reg.acts or not self._selects(reg) else reg.value
+
     def read_register(self, index: int) -> int:
         """A read by anybody. Raises NotModelled for what no block declares."""
         handler = self._reads.get(index)
@@ -129,6 +138,7 @@ class Gpu:
             raise AssertionError(f"{reg.name} is declared by {type(self._owners[index]).__name__} and by {type(owner).__name__}")
         self._owners[index] = owner
         self._declared[index] = reg
+        reg.acts = on_write is not None
         if reg.bank is None and on_read is None and (reg.domain is None or reg.always_on):
             self._reads[index] = partial(self.regs.__getitem__, index)
         else:
@@ -194,6 +204,10 @@ class Gpu:
         return self.blocks["psp"]
 
     @property
+    def rom(self) -> Any:
+        return self.blocks["rom"]
+
+    @property
     def smu(self) -> Any:
         return self.blocks["smu"]
 
@@ -254,11 +268,15 @@ class Gpu:
         self._post()
 
     def _post(self) -> None:
-        """The boot firmware has trained the memory, described the card and started the boot loader."""
+        """The boot firmware has found its image, trained the memory, described the card and started the boot loader."""
+        if "rom" in self.blocks and not self.rom.start():
+            return
         self.vram.write(self.vram_size - OFFSET_FROM_END, damaged(build_image(self.profile["discovery"]), self.faults))
         if not self.faults.active("memsize-zero"):
             self.reg("EARLY", "RCC_CONFIG_MEMSIZE").value = self.profile["memory"]["memsize_mib"]
         self.psp.post()
+        if "psp_mailbox" in self.blocks:
+            self.blocks["psp_mailbox"].post()  # type: ignore[attr-defined]
 
     def mode1_reset(self) -> None:
         """Reset of the whole chip: a moment later nothing answers, then everything is as after power-on, memory scrambled."""

@@ -197,8 +197,8 @@ class Psp(Block):
         if self._at_work:
             log.warning("PSP: control command %#x while the sOS was at work: lost", value)
             return
-        reg.value = value & ~layout.STATUS_MASK
-        self._work = self.scheduler.spawn("PSP control", self._control(value & 0xF0000))
+        reg.value = 0
+        self._work = self.scheduler.spawn("PSP control", self._control(value))
 
     def _control(self, command: int) -> Engine:
         self.gpu.reach("ring")

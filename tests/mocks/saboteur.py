@@ -29,6 +29,8 @@ class Write:
     data: bytes
     register: str
     """name, for a write to a register: through an index window the one behind it"""
+    mask: int = -1
+    """bits that the register has; all for memory"""
 
     @property
     def value(self) -> int:
@@ -53,7 +55,8 @@ class Saboteur:
         self.rule = rule
         self.writes: list[Write] = []
         """every write that was tried, as the driver meant it"""
-        self.lenient = False
+        self.repeats: set[int] = set()
+        """numbers of writes that left the device as it was: to a register that only stores, or to memory, holding that value already"""
         self._gpu: Any = pci.machine.gpus[0]
         self._window_index = 4 * self._gpu.index("NBIO", "BIF_BX_PF0_RSMU_INDEX")
         self._indexed = 0
@@ -75,15 +78,22 @@ class Saboteur:
 
             def through(offset: int, value: int, inner: Callable[[int, int], None] = inner, width: int = width) -> None:
                 data = self._pass(bar, base + offset, (value & (1 << 8 * width) - 1).to_bytes(width, "little"))
-                if data is not None:
-                    inner(offset, int.from_bytes(data, "little"))
+                if data is None:
+                    return
+                number, before = len(self.writes) - 1, self._stored(bar, base + offset)
+                inner(offset, int.from_bytes(data, "little"))
+                if before is not None and self._stored(bar, base + offset) == before:
+                    self.repeats.add(number)
 
             setattr(window, name, through)
 
         def block(offset: int, raw: Any) -> None:
             data = self._pass(bar, base + offset, bytes(raw))
-            if data is not None:
-                write_block(offset, data)
+            if data is None:
+                return
+            if bar == MEMORY and self._gpu.hdp.host_read(base + offset, len(data)) == data:
+                self.repeats.add(len(self.writes) - 1)
+            write_block(offset, data)
 
         def part(offset: int = 0, size: int | None = None) -> Mmio:
             inner = view(offset, size)
@@ -95,11 +105,24 @@ class Saboteur:
         window.view = part  # type: ignore[method-assign]
 
     def _pass(self, bar: int, offset: int, data: bytes) -> bytes | None:
-        write = Write(len(self.writes), bar, offset, data, self._name(offset) if bar == REGISTERS else "")
+        write = Write(len(self.writes), bar, offset, data, self._name(offset) if bar == REGISTERS else "", self._mask(bar, offset))
         self.writes.append(write)
         if bar == REGISTERS and offset == self._window_index:
             self._indexed = write.value >> 2
         return self.rule(write)
+
+    def _mask(self, bar: int, offset: int) -> int:
+        index = self._indexed if offset == self._window_index + 4 else offset >> 2
+        reg = self._gpu.declared(index) if bar == REGISTERS else None
+        if reg is None:
+            return -1
+        known = reg.table.mask(reg.name) if reg.table is not None else 0
+        return int(reg.mask & known if known else reg.mask)
+
+    def _stored(self, bar: int, offset: int) -> int | None:
+        """What a register that does nothing but store holds; None for anything else."""
+        index = self._indexed if offset == self._window_index + 4 else offset >> 2
+        return self._gpu.stored_value(index) if bar == REGISTERS else None
 
     def _name(self, offset: int) -> str:
         index = offset >> 2

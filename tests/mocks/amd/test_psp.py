@@ -211,9 +211,10 @@ def test_a_ring_that_cannot_be_is_refused(ringed: Card, address: int, size: int)
 
 
 def test_an_unknown_control_command_gets_status_0x100(ringed: Card) -> None:
-    ringed.set_c2p(64, 0xF0000)
-    ringed.clock.sleep(0.02)
-    assert ringed.c2p(64) == READY | 0x100
+    for command in (0xF0000, 0x20004, 0x30001):
+        ringed.set_c2p(64, command)
+        ringed.clock.sleep(0.02)
+        assert ringed.c2p(64) == READY | 0x100
 
 
 def test_no_control_mailbox_before_the_sos(card: Card) -> None:

@@ -181,3 +181,10 @@ def test_a_soft_reset_acts_when_its_bit_rises(powered: Card) -> None:
     powered.write("GC", "GRBM_SOFT_RESET", 0)
     powered.write("GC", "GRBM_SOFT_RESET", 1 << 23)
     assert seen == ["cp", "cpc", "sdma0"]
+
+
+def test_fields_that_the_tables_call_reserved_ignore_writes(powered: Card) -> None:
+    powered.write("GC", "RLC_CNTL", 0xFFFFFFFF)
+    assert powered.read("GC", "RLC_CNTL") == 0xF
+    powered.write("GC", "CP_INT_CNTL", 0xFFFFFFFF)
+    assert powered.read("GC", "CP_INT_CNTL") & 1 << 27
