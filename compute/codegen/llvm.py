@@ -75,7 +75,7 @@ def amd_flavour(kernel: Kernel) -> Flavour:
 HOST_FLAVOUR = Flavour(global_space="", local_space="", header="define void", trailer="#0", footer="attributes #0 = { nounwind }", ids=None, barrier="")
 
 
-def amd_text(kernel: Kernel, arch: str) -> str:
+def amd_text(kernel: Kernel) -> str:
     """LLVM IR of a kernel for an AMD GPU, before optimisation."""
     return generate(kernel, amd_flavour(kernel))
 
@@ -85,7 +85,7 @@ def compile_amd(kernel: Kernel, arch: str) -> bytes:
     if arch not in AMD_ARCHITECTURES:
         raise NotSupported(f"no code generation for {arch}", read=f"known: {', '.join(AMD_ARCHITECTURES)}", remedy="name one of the known architectures")
     machine = _amd_machine(arch)
-    module = _optimised(amd_text(kernel, arch), machine, kernel)
+    module = _optimised(amd_text(kernel), machine, kernel)
     return bytes(machine.emit_object(module))
 
 

@@ -1,28 +1,19 @@
-"""Kernel IR to LLVM IR, as text. What differs between targets is in a `Flavour`.
+"""Kernel IR to LLVM IR, as text: the function, its blocks and its memory. What differs between targets is in a `Flavour`.
 
-Values are %vN, helpers %tN. bool is i1 in registers and one byte in memory; bfloat16 is carried as its 16 bits, because its arithmetic is
-float32 arithmetic (see ir.Builder.alu).
+bool is i1 in registers and one byte in memory; bfloat16 is carried as its 16 bits, because its arithmetic is float32 arithmetic (see
+ir.Builder.alu).
 """
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 
-import numpy as np
-
 from compute import dtypes
-from compute.codegen.arithmetic import bfloat16_to_bits, round_bfloat16
+from compute.codegen.llvm_ops import Operations, scalar_type, spread, vector_type
 from compute.dtypes import DType
 from compute.ir import If, Kernel, Loop, Statement, Value
 from compute.ops import ALU
 
-_TYPES = {dtypes.bool_: "i1", dtypes.float16: "half", dtypes.bfloat16: "i16", dtypes.float32: "float", dtypes.float64: "double"}
-_SUFFIX = {"half": "f16", "float": "f32", "double": "f64"}
-_INTRINSICS = {"sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "rint": "rint"}
-_FLOAT_OPS = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
-_INT_OPS = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor"}
-_FLOAT_COMPARE = {"lt": "olt", "le": "ole", "eq": "oeq", "ne": "une"}
 _LIMIT_32 = 1 << 31
 
 
@@ -45,14 +36,6 @@ class Flavour:
     loop_metadata: str = ""
 
 
-def scalar_type(dtype: DType) -> str:
-    return _TYPES.get(dtype) or f"i{dtype.bits}"
-
-
-def vector_type(dtype: DType, lanes: int) -> str:
-    return scalar_type(dtype) if lanes == 1 else f"<{lanes} x {scalar_type(dtype)}>"
-
-
 def _memory_type(dtype: DType, lanes: int) -> str:
     name = "i8" if dtype is dtypes.bool_ else scalar_type(dtype)
     return name if lanes == 1 else f"<{lanes} x {name}>"
@@ -63,14 +46,11 @@ def generate(kernel: Kernel, flavour: Flavour) -> str:
     return _Writer(kernel, flavour).module()
 
 
-class _Writer:
+class _Writer(Operations):
     def __init__(self, kernel: Kernel, flavour: Flavour) -> None:
+        super().__init__()
         self.kernel = kernel
         self.flavour = flavour
-        self.lines: list[str] = []
-        self.declared: dict[str, str] = {}
-        self.names: dict[int, str] = {}
-        self.counter = 0
         self.block = "entry"
 
     # --- the frame ---
@@ -119,37 +99,12 @@ class _Writer:
 
     # --- writing ---
 
-    def put(self, text: str) -> None:
-        self.lines.append("  " + text)
-
-    def temp(self, text: str) -> str:
-        self.counter += 1
-        name = f"%t{self.counter}"
-        self.put(f"{name} = {text}")
-        return name
-
     def label(self, name: str) -> None:
         self.lines.append(f"{name}:")
         self.block = name
 
     def branch(self, target: str) -> None:
         self.put(f"br label %{target}")
-
-    def call(self, name: str, result: str, args: list[tuple[str, str]]) -> str:
-        """Text of a call of an intrinsic, which it declares."""
-        if name not in self.declared:
-            self.declared[name] = f"declare {result} @{name}({', '.join(t for t, _ in args)})"
-        return f"call {result} @{name}({', '.join(f'{t} {v}' for t, v in args)})"
-
-    def typed(self, v: Value, lanes: int = 0) -> str:
-        return f"{vector_type(v.dtype, lanes or v.lanes)} {self.ref(v, lanes)}"
-
-    def ref(self, v: Value, lanes: int = 0) -> str:
-        """The operand's text; constants are spread over `lanes`."""
-        if v.op == "const":
-            literal = _literal(v.arg, v.dtype)
-            return literal if lanes <= 1 else f"splat ({scalar_type(v.dtype)} {literal})"
-        return self.names.get(v.number) or f"%v{v.number}"
 
     def statements(self, body: list[Statement]) -> None:
         for statement in body:
@@ -248,193 +203,6 @@ class _Writer:
         name = self.flavour.ids[op == "workitem"]
         return self.call(name, "i32", [])
 
-    def copy(self, kind: str, operand: str) -> str:
-        """A second name for an operand."""
-        return f"freeze {kind} {operand}"
-
-    def alu(self, v: Value) -> str:
-        op, lanes = v.op, v.lanes
-        a = v.args
-        dtype = a[-1].dtype
-        kind = vector_type(dtype, lanes)
-        refs = [self.ref(x, lanes) for x in a]
-        if op == "where":
-            return f"select {vector_type(dtypes.bool_, lanes)} {refs[0]}, {kind} {refs[1]}, {kind} {refs[2]}"
-        if op in ("lt", "le", "eq", "ne"):
-            if dtype.is_float:
-                return f"fcmp {_FLOAT_COMPARE[op]} {kind} {refs[0]}, {refs[1]}"
-            sign = "s" if dtype.kind == "int" else "u"
-            return f"icmp {op if op in ('eq', 'ne') else sign + op} {kind} {refs[0]}, {refs[1]}"
-        if dtype.is_float:
-            return self.float_alu(op, kind, lanes, dtype, refs)
-        return self.int_alu(v, op, kind, lanes, dtype, refs)
-
-    def float_alu(self, op: str, kind: str, lanes: int, dtype: DType, refs: list[str]) -> str:
-        if op in _FLOAT_OPS:
-            return f"{_FLOAT_OPS[op]} {kind} {refs[0]}, {refs[1]}"
-        if op == "neg":
-            return f"fneg {kind} {refs[0]}"
-        names = {"abs": "fabs", "max": "maximum", "min": "minimum", "fma": "fma", **_INTRINSICS}
-        return self.intrinsic(names[op], kind, lanes, dtype, refs)
-
-    def intrinsic(self, name: str, kind: str, lanes: int, dtype: DType, refs: list[str]) -> str:
-        element = scalar_type(dtype)
-        suffix = ("" if lanes == 1 else f"v{lanes}") + _SUFFIX.get(element, element)
-        return self.call(f"llvm.{name}.{suffix}", kind, [(kind, r) for r in refs])
-
-    def int_alu(self, v: Value, op: str, kind: str, lanes: int, dtype: DType, refs: list[str]) -> str:
-        if dtype is dtypes.bool_ and op in ("max", "min", "add", "mul"):
-            return f"{'or' if op in ('max', 'add') else 'and'} {kind} {refs[0]}, {refs[1]}"
-        if op in _INT_OPS:
-            return f"{_INT_OPS[op]} {kind} {refs[0]}, {refs[1]}"
-        if op == "neg":
-            return f"sub {kind} {_spread(dtype, lanes, 0)}, {refs[0]}"
-        if op == "not":
-            return f"xor {kind} {refs[0]}, {_spread(dtype, lanes, 1 if dtype is dtypes.bool_ else -1)}"
-        if op == "abs":
-            if dtype.kind != "int":
-                return self.copy(kind, refs[0])
-            negative = self.temp(f"sub {kind} {_spread(dtype, lanes, 0)}, {refs[0]}")
-            return self.select_less(kind, lanes, refs[0], negative)
-        if op in ("max", "min"):
-            return self.intrinsic(("s" if dtype.kind == "int" else "u") + op, kind, lanes, dtype, refs)
-        if op in ("shl", "shr"):
-            return self.shift(v, op, kind, lanes, dtype, refs)
-        assert op in ("floordiv", "mod"), op
-        return self.divide(v, op, kind, lanes, dtype, refs)
-
-    def select_less(self, kind: str, lanes: int, x: str, negative: str) -> str:
-        below = self.temp(f"icmp slt {kind} {x}, {'0' if lanes == 1 else 'zeroinitializer'}")
-        return f"select {vector_type(dtypes.bool_, lanes)} {below}, {kind} {negative}, {kind} {x}"
-
-    def shift(self, v: Value, op: str, kind: str, lanes: int, dtype: DType, refs: list[str]) -> str:
-        plain = "shl" if op == "shl" else ("ashr" if dtype.kind == "int" else "lshr")
-        count = v.args[1]
-        if v.arg == "inside" or (count.op == "const" and 0 <= count.arg < dtype.bits):
-            return f"{plain} {kind} {refs[0]}, {refs[1]}"
-        if plain == "ashr":
-            last = self.temp(self.intrinsic("umin", kind, lanes, dtype, [refs[1], _spread(dtype, lanes, dtype.bits - 1)]))
-            return f"ashr {kind} {refs[0]}, {last}"
-        inside = self.temp(f"icmp ult {kind} {refs[1]}, {_spread(dtype, lanes, dtype.bits)}")
-        flags = vector_type(dtypes.bool_, lanes)
-        safe = self.temp(f"select {flags} {inside}, {kind} {refs[1]}, {kind} {_spread(dtype, lanes, 0)}")
-        moved = self.temp(f"{plain} {kind} {refs[0]}, {safe}")
-        return f"select {flags} {inside}, {kind} {moved}, {kind} {_spread(dtype, lanes, 0)}"
-
-    def divide(self, v: Value, op: str, kind: str, lanes: int, dtype: DType, refs: list[str]) -> str:
-        """Floor division and its remainder, defined for every input: by zero both are 0, and the least number by -1 wraps."""
-        if v.arg == "index":
-            return f"{'udiv' if op == 'floordiv' else 'urem'} {kind} {refs[0]}, {refs[1]}"
-        flags = vector_type(dtypes.bool_, lanes)
-        zero, one = _spread(dtype, lanes, 0), _spread(dtype, lanes, 1)
-        known = v.args[1].op == "const" and v.args[1].arg not in (0, -1)
-        divisor = refs[1]
-        is_zero = is_minus = ""
-        if not known:
-            is_zero = self.temp(f"icmp eq {kind} {refs[1]}, {zero}")
-            divisor = self.temp(f"select {flags} {is_zero}, {kind} {one}, {kind} {refs[1]}")
-        if dtype.kind == "uint":
-            found = self.temp(f"{'udiv' if op == 'floordiv' else 'urem'} {kind} {refs[0]}, {divisor}")
-            return f"select {flags} {is_zero}, {kind} {zero}, {kind} {found}" if is_zero else self.copy(kind, found)
-        if not known:
-            is_minus = self.temp(f"icmp eq {kind} {refs[1]}, {_spread(dtype, lanes, -1)}")
-            divisor = self.temp(f"select {flags} {is_minus}, {kind} {one}, {kind} {divisor}")
-        quotient = self.temp(f"sdiv {kind} {refs[0]}, {divisor}")
-        rest = self.temp(f"srem {kind} {refs[0]}, {divisor}")
-        mixed = self.temp(f"xor {kind} {rest}, {divisor}")
-        opposite = self.temp(f"icmp slt {kind} {mixed}, {zero}")
-        inexact = self.temp(f"icmp ne {kind} {rest}, {zero}")
-        adjust = self.temp(f"and {flags} {opposite}, {inexact}")
-        if op == "mod":
-            moved = self.temp(f"add {kind} {rest}, {divisor}")
-            return f"select {flags} {adjust}, {kind} {moved}, {kind} {rest}"
-        lower = self.temp(f"sub {kind} {quotient}, {one}")
-        found = self.temp(f"select {flags} {adjust}, {kind} {lower}, {kind} {quotient}")
-        if known:
-            return self.copy(kind, found)
-        negative = self.temp(f"sub {kind} {zero}, {refs[0]}")
-        found = self.temp(f"select {flags} {is_minus}, {kind} {negative}, {kind} {found}")
-        return f"select {flags} {is_zero}, {kind} {zero}, {kind} {found}"
-
-    # --- casts ---
-
-    def cast(self, v: Value) -> str:
-        a = v.args[0]
-        source, target, lanes = a.dtype, v.dtype, v.lanes
-        kind = vector_type(target, lanes)
-        operand = self.typed(a, lanes)
-        if source.is_float and target.is_float:
-            return self.float_to_float(a, target, lanes)
-        if source.is_float:
-            if source is dtypes.float16:
-                operand = f"{vector_type(dtypes.float32, lanes)} {self.temp(f'fpext {operand} to {vector_type(dtypes.float32, lanes)}')}"
-                source = dtypes.float32
-            name = f"llvm.fpto{'s' if target.kind == 'int' else 'u'}i.sat"
-            spread = "" if lanes == 1 else f"v{lanes}"
-            argument = vector_type(source, lanes)
-            return self.call(f"{name}.{spread}{scalar_type(target)}.{spread}{_SUFFIX[scalar_type(source)]}", kind, [(argument, operand[len(argument) + 1 :])])
-        if target.is_float:
-            return f"{'sitofp' if source.kind == 'int' else 'uitofp'} {operand} to {kind}"
-        if source.bits == target.bits and source.kind != "bool":
-            return self.copy(kind, self.ref(a, lanes))
-        if source.kind != "bool" and source.bits > target.bits:
-            return f"trunc {operand} to {kind}"
-        return f"{'sext' if source.kind == 'int' else 'zext'} {operand} to {kind}"
-
-    def float_to_float(self, a: Value, target: DType, lanes: int) -> str:
-        source = a.dtype
-        single = vector_type(dtypes.float32, lanes)
-        kind = vector_type(target, lanes)
-        operand = self.typed(a, lanes)
-        if source is dtypes.bfloat16:
-            integer = vector_type(dtypes.int32, lanes)
-            wide = self.temp(f"zext {operand} to {integer}")
-            moved = self.temp(f"shl {integer} {wide}, {_spread(dtypes.int32, lanes, 16)}")
-            return f"bitcast {integer} {moved} to {single}"
-        if source is dtypes.float64 and target.size == 2:
-            operand = f"{single} {self.to_odd(operand, lanes)}"
-        elif source is dtypes.float16 and target is not dtypes.float32:
-            operand = f"{single} {self.temp(f'fpext {operand} to {single}')}"
-        if target is dtypes.bfloat16:
-            return self.to_bfloat16(operand, lanes)
-        wider = target.size > (2 if operand.startswith(vector_type(dtypes.float16, lanes)) else 4 if operand.startswith(single) else 8)
-        return f"{'fpext' if wider else 'fptrunc'} {operand} to {kind}"
-
-    def to_bfloat16(self, operand: str, lanes: int) -> str:
-        integer, flags = vector_type(dtypes.int32, lanes), vector_type(dtypes.bool_, lanes)
-        value = operand.split(" ", operand.count(" "))[-1] if lanes == 1 else operand[len(vector_type(dtypes.float32, lanes)) + 1 :]
-        single = vector_type(dtypes.float32, lanes)
-        bits = self.temp(f"bitcast {operand} to {integer}")
-        upper = self.temp(f"lshr {integer} {bits}, {_spread(dtypes.int32, lanes, 16)}")
-        last = self.temp(f"and {integer} {upper}, {_spread(dtypes.int32, lanes, 1)}")
-        add = self.temp(f"add {integer} {last}, {_spread(dtypes.int32, lanes, 0x7FFF)}")
-        rounded = self.temp(f"add {integer} {bits}, {add}")
-        down = self.temp(f"lshr {integer} {rounded}, {_spread(dtypes.int32, lanes, 16)}")
-        quiet = self.temp(f"or {integer} {upper}, {_spread(dtypes.int32, lanes, 0x40)}")
-        nan = self.temp(f"fcmp uno {single} {value}, {value}")
-        chosen = self.temp(f"select {flags} {nan}, {integer} {quiet}, {integer} {down}")
-        return f"trunc {integer} {chosen} to {vector_type(dtypes.bfloat16, lanes)}"
-
-    def to_odd(self, operand: str, lanes: int) -> str:
-        """float64 to float32, an inexact result made the neighbour with an odd last bit, so that rounding it further is right."""
-        single, double = vector_type(dtypes.float32, lanes), vector_type(dtypes.float64, lanes)
-        integer, flags = vector_type(dtypes.int32, lanes), vector_type(dtypes.bool_, lanes)
-        value = operand[len(double) + 1 :]
-        near = self.temp(f"fptrunc {operand} to {single}")
-        back = self.temp(f"fpext {single} {near} to {double}")
-        inexact = self.temp(f"fcmp one {double} {back}, {value}")
-        size = self.temp(self.intrinsic("fabs", double, lanes, dtypes.float64, [back]))
-        wanted = self.temp(self.intrinsic("fabs", double, lanes, dtypes.float64, [value]))
-        below = self.temp(f"fcmp olt {double} {size}, {wanted}")
-        bits = self.temp(f"bitcast {single} {near} to {integer}")
-        last = self.temp(f"and {integer} {bits}, {_spread(dtypes.int32, lanes, 1)}")
-        even = self.temp(f"icmp eq {integer} {last}, {_spread(dtypes.int32, lanes, 0)}")
-        move = self.temp(f"and {flags} {inexact}, {even}")
-        step = self.temp(f"select {flags} {below}, {integer} {_spread(dtypes.int32, lanes, 1)}, {integer} {_spread(dtypes.int32, lanes, -1)}")
-        moved = self.temp(f"add {integer} {bits}, {step}")
-        chosen = self.temp(f"select {flags} {move}, {integer} {moved}, {integer} {bits}")
-        return self.temp(f"bitcast {integer} {chosen} to {single}")
-
     # --- memory ---
 
     def address(self, v: Value, index: str) -> str:
@@ -469,9 +237,9 @@ class _Writer:
         space = self.flavour.local_space if v.op == "lload" else self.flavour.global_space
         read = f"load {memory}, ptr{space} {pointer}, align {self.alignment(v)}"
         if v.dtype is dtypes.bool_:
-            read = f"icmp ne {memory} {self.temp(read)}, {'0' if v.lanes == 1 else 'zeroinitializer'}"
+            read = f"icmp ne {memory} {self.temp(read)}, {spread(0, dtypes.uint8, v.lanes)}"
         if gate:
-            zero = _literal(0, v.dtype) if v.lanes == 1 else "zeroinitializer"
+            zero = spread(0, v.dtype, v.lanes)
             read = f"select i1 {gate}, {kind} {self.temp(read)}, {kind} {zero}"
         return read
 
@@ -488,24 +256,3 @@ class _Writer:
         pointer = self.local_address(v) if v.op == "lstore" else self.address(v, self.ref(v.args[0]))
         space = self.flavour.local_space if v.op == "lstore" else self.flavour.global_space
         self.put(f"store {operand}, ptr{space} {pointer}, align {self.alignment(v)}")
-
-
-def _spread(dtype: DType, lanes: int, value: int) -> str:
-    literal = _literal(value, dtype)
-    return literal if lanes == 1 else f"splat ({scalar_type(dtype)} {literal})"
-
-
-def _literal(value: bool | int | float, dtype: DType) -> str:
-    if dtype is dtypes.bool_:
-        return "true" if value else "false"
-    if dtype.is_int:
-        return str(int(value))
-    if dtype is dtypes.float16:
-        with np.errstate(over="ignore"):
-            return f"0xH{np.float16(value).view(np.uint16):04X}"
-    if dtype is dtypes.bfloat16:
-        return str(int(bfloat16_to_bits(round_bfloat16(np.float32(value)))))
-    if dtype is dtypes.float32:
-        with np.errstate(over="ignore"):
-            value = float(np.float32(value))
-    return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"

@@ -119,7 +119,7 @@ def _llvm_of(t: Tensor) -> dict[str, str]:
 
     steps = schedule([t.node])
     kernels = [lower(s.graph, s.params, GPU) for s in steps]
-    return {k.name: llvm.amd_text(k, "gfx1100") for k in kernels}
+    return {k.name: llvm.amd_text(k) for k in kernels}
 
 
 def test_data_of_the_null_device_is_refused_not_invented() -> None:

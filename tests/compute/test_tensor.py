@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 from helpers import EVERYWHERE, GPU, RUNNING, assert_same, counted
@@ -203,3 +205,22 @@ def test_draws_differ_and_a_second_draw_compiles_nothing() -> None:
         b = Tensor.rand(64, device="CPU").numpy()
     assert counts.compiled == 0
     assert not (a == b).any()
+
+
+def test_nothing_of_a_tensor_is_left_when_it_is_gone() -> None:
+    from compute import ops, tensor
+
+    def work() -> None:
+        t = Tensor(np.ones((8, 8), np.float32), device="CPU")
+        for _ in range(5):
+            t = (t @ t).softmax() + t.flip(0)
+        t.numpy()
+        t.assign(t * 2)
+
+    work()
+    gc.collect()
+    before = len(ops._interned), len(tensor._live)
+    for _ in range(20):
+        work()
+    gc.collect()
+    assert (len(ops._interned), len(tensor._live)) == before
