@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hw.buffer import TransferBuffer
 from hw.errors import TghwError
 from hw.mmio import Batch, BytesLike, Mmio, Pending
 from hw.pci.device import Bar, ConfigSpace, DmaMemory, Irq, PciDevice, check_access
@@ -349,6 +350,16 @@ class TracedDevice(PciDevice):
 
     def reset(self) -> None:
         self.inner.reset()
+
+    def guard(self, name: str) -> AbstractContextManager[Any]:
+        return self.inner.guard(name)
+
+    @property
+    def transfer_buffer(self) -> TransferBuffer | None:
+        return self.inner.transfer_buffer
+
+    def reconnect(self) -> None:
+        self.inner.reconnect()
 
     def fence(self) -> None:
         self.inner.fence()

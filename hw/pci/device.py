@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+from hw.buffer import TransferBuffer
 from hw.clock import HOST_CLOCK, Clock
 from hw.errors import BarUnassigned, BusLost, BusMasterRefused, ConfigInvalid, NotSupported
 from hw.mmio import Mmio
@@ -193,6 +196,21 @@ class PciDevice(ABC):
     def reset(self) -> None:
         """Reset the function by the best means the bus offers. Raises NotSupported."""
         raise NotSupported(f"bus reset of {self.address} over {self.transport}")
+
+    @property
+    def transfer_buffer(self) -> TransferBuffer | None:
+        """The memory of a bridge that the device sees in place of host memory; None where it reaches host memory itself."""
+        return None
+
+    def reconnect(self) -> None:
+        """After the device has reset itself: do again what the way to it has lost, where this transport did it (link, bus numbers, addresses)."""
+
+    def guard(self, name: str) -> AbstractContextManager[Any]:
+        """A lock to hold while accesses belong together: "smu", a message to the power controller and its answer; "index", an index register
+        and its data register. Where another process can look at the device beside its owner, the lock is one between processes.
+        """
+        guards: dict[str, AbstractContextManager[Any]] = self.__dict__.setdefault("_guards", {})
+        return guards.setdefault(name, threading.RLock())
 
     def set_bus_master(self, on: bool) -> None:
         """Allow or forbid the device to start accesses (DMA, interrupts) of its own. Raises BusMasterRefused when it does not stick.
