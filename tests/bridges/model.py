@@ -103,7 +103,9 @@ class Failure(usb.core.USBError):
 class ModelBackend(usb.backend.IBackend):
     """One attached bridge. `transfers` holds what was done to it, in the vocabulary of the recordings."""
 
-    def __init__(self, product: str = "custom v0.1", ids: tuple[int, int] = (0xADD1, 0x0001), *, kernel_driver: bool = False, speed: int = 4, stock: bool = False) -> None:
+    def __init__(
+        self, product: str = "custom v0.1", ids: tuple[int, int] = (0xADD1, 0x0001), *, kernel_driver: bool = False, speed: int = 4, stock: bool = False
+    ) -> None:
         self.product, self.ids, self.speed, self.stock = product, ids, speed, stock
         self.kernel_driver = kernel_driver
         self.pcie = Pcie.usual()
@@ -133,7 +135,17 @@ class ModelBackend(usb.backend.IBackend):
         )  # fmt: skip
 
     def get_configuration_descriptor(self, dev: Any, config: int) -> Any:
-        return SimpleNamespace(bLength=9, bDescriptorType=2, wTotalLength=121, bNumInterfaces=1, bConfigurationValue=1, iConfiguration=0, bmAttributes=0xC0, bMaxPower=0, extra_descriptors=[])
+        return SimpleNamespace(
+            bLength=9,
+            bDescriptorType=2,
+            wTotalLength=121,
+            bNumInterfaces=1,
+            bConfigurationValue=1,
+            iConfiguration=0,
+            bmAttributes=0xC0,
+            bMaxPower=0,
+            extra_descriptors=[],
+        )
 
     def get_interface_descriptor(self, dev: Any, intf: int, alt: int, config: int) -> Any:
         if intf or alt > 1:
@@ -146,7 +158,9 @@ class ModelBackend(usb.backend.IBackend):
 
     def get_endpoint_descriptor(self, dev: Any, ep: int, intf: int, alt: int, config: int) -> Any:
         address = ((0x81, 0x02), (0x81, 0x02, 0x83, 0x04))[alt][ep]
-        return SimpleNamespace(bLength=7, bDescriptorType=5, bEndpointAddress=address, bmAttributes=2, wMaxPacketSize=1024, bInterval=0, bRefresh=0, bSynchAddress=0, extra_descriptors=[])
+        return SimpleNamespace(
+            bLength=7, bDescriptorType=5, bEndpointAddress=address, bmAttributes=2, wMaxPacketSize=1024, bInterval=0, bRefresh=0, bSynchAddress=0, extra_descriptors=[]
+        )
 
     # --- opening ---
 
@@ -206,7 +220,14 @@ class ModelBackend(usb.backend.IBackend):
         if kind == 0x80 and request == 6:
             return self._string(value, data)
         self._begin()
-        entry: dict[str, Any] = {"op": "control", "bmRequestType": f"{kind:#04x}", "bRequest": f"{request:#04x}", "wValue": f"{value:#06x}", "wIndex": f"{index:#06x}", "wLength": len(data)}
+        entry: dict[str, Any] = {
+            "op": "control",
+            "bmRequestType": f"{kind:#04x}",
+            "bRequest": f"{request:#04x}",
+            "wValue": f"{value:#06x}",
+            "wIndex": f"{index:#06x}",
+            "wLength": len(data),
+        }
         if kind == VENDOR_OUT:
             if len(data):
                 entry["data"] = bytes(data).hex()

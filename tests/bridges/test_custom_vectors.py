@@ -100,7 +100,9 @@ def test_single_request_is_sent_and_decoded_as_recorded(opened: Opened, name: st
     assert comparable(opened.backend.transfers) == comparable(vector["transfers"])
 
 
-@pytest.mark.parametrize("name", [name for name in ids_with("error: ") if "inputs" in CUSTOM[name] and "completions" in CUSTOM[name]["inputs"] and "dead address" not in CUSTOM[name]["name"]])
+@pytest.mark.parametrize(
+    "name", [name for name in ids_with("error: ") if "inputs" in CUSTOM[name] and "completions" in CUSTOM[name]["inputs"] and "dead address" not in CUSTOM[name]["name"]]
+)
 def test_completion_status_becomes_a_typed_error_and_only_missing_completions_are_repeated(opened: Opened, name: str) -> None:
     vector = CUSTOM[name]
     if isinstance(vector["result"], dict):

@@ -169,7 +169,11 @@ def test_opening_over_streams_sends_the_recorded_commands() -> None:
     vector = UAS["stock_firmware_uas.0"]
     assert blocks(backend.transfers) == blocks(vector["transfers"])
     assert isinstance(backend, StreamBackend) and backend.streams == (31, (0x02, 0x81, 0x83))
-    wanted = [each["op"] for each in vector["transfers"] if each["op"] in ("detach kernel driver", "port reset", "SET_CONFIGURATION", "claim interface", "SET_INTERFACE", "CLEAR_HALT")]
+    wanted = [
+        each["op"]
+        for each in vector["transfers"]
+        if each["op"] in ("detach kernel driver", "port reset", "SET_CONFIGURATION", "claim interface", "SET_INTERFACE", "CLEAR_HALT")
+    ]
     assert [each["op"] for each in backend.transfers if each["op"] in wanted] == wanted
     assert next(each for each in backend.transfers if each["op"] == "SET_INTERFACE")["alternate"] == 1
 
