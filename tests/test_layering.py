@@ -34,6 +34,8 @@ FACTS = (
     "drivers.amd.packets",
     "drivers.amd.regs",
     "firmware.amd_layouts",
+    "firmware.ifwi_layout",
+    "firmware.mailbox_layout",
 )
 """tables and layouts of hardware, with no behaviour: driver and mock may both use them"""
 

@@ -2,6 +2,9 @@
 
     python -m drivers.amd.regs.generate TABLE.csv...
 
+Tables of this folder are read too: flash.csv has the flash controller of Navi31, which public headers leave out (offsets from the flash tools of
+a GPU project, seen working on device 1002:744c).
+
 The CSV has one row a field: ip, ip_version, register, dword_offset, base_index, field, lsb, msb. A register that repeats lists its
 fields for one member only; the others refer to that member. Rows of version "any" sit at absolute places and go to EARLY.reg.
 """
@@ -89,7 +92,7 @@ def render(registers: Registers) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    blocks = read_rows([Path(argument) for argument in arguments])
+    blocks = read_rows([*(Path(argument) for argument in arguments), *sorted(HERE.glob("*.csv"))])
     early: Registers = {}
     for (_, version), registers in list(blocks.items()):
         if version == "any":
