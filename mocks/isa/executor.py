@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -24,8 +25,11 @@ from mocks.isa.rt_memory import SWIZZLED_BUFFER
 from mocks.isa.run_memory import Pool, RunMemory, field32, field64, set_field32
 from mocks.isa.tlb import Tlb
 
+log = logging.getLogger(__name__)
+
 __all__ = ["DONE", "FAULT", "ILLEGAL", "RUNNING", "TRAP", "Dispatch", "Executor", "Run", "RunState", "WaveReport", "mode_from_rsrc1", "vgprs_from_rsrc1"]
 
+NANOSECONDS_PER_TICK = 10
 CLOCK = ctypes.CFUNCTYPE(ctypes.c_int64)
 
 SLICE = 200_000  # instructions a wave may run before waves of other groups get a turn
@@ -66,9 +70,24 @@ class Executor:
         self.strict = strict
         self.interrupt = interrupt
         self.tlb = Tlb(port)
-        self.clock = CLOCK(clock or (lambda: time.monotonic_ns() // 10))
+        self._ticks = clock or (lambda: time.monotonic_ns() // NANOSECONDS_PER_TICK)
+        self.clock = CLOCK(self._read_clock)
         self.clock_address = ctypes.cast(self.clock, ctypes.c_void_p).value or 0
         self.pool = Pool()
+
+    def _read_clock(self) -> int:
+        """Called by native code."""
+        try:
+            return self._ticks()
+        except BaseException as error:  # goes on when native code has returned
+            self.tlb.error = error
+            return 0
+
+    def raise_pending(self) -> None:
+        """What a callback of native code ran into."""
+        if self.tlb.error is not None:
+            error, self.tlb.error = self.tlb.error, None
+            raise error
 
     def start(self, dispatch: Dispatch) -> Run:
         """Prepares a dispatch; nothing is executed yet. NotSupported for what the executor cannot do (wave64)."""
@@ -103,6 +122,7 @@ class Run:
         self.native = native()
         self._strict_order: list[int] | None = None
         self._rng: random.Random | None = None
+        self._ready: list[tuple[int, int]] = []  # (slot, wave) in strict mode; empty when it has to be looked up again
 
     # -- set-up --------------------------------------------------------------------------------------------------------------
 
@@ -175,6 +195,8 @@ class Run:
         state = self._step_strict(max_instructions) if self.strict else self._step_native(max_instructions)
         if state.kind != RUNNING:
             self.final = state
+            if self.lds_out_of_range:
+                log.warning("%d LDS accesses outside the %d bytes of the group: they read 0 and stored nothing", self.lds_out_of_range, self.dispatch.lds_bytes)
         return state
 
     def run(self, max_instructions: int = 1 << 62) -> RunState:
@@ -204,6 +226,7 @@ class Run:
             if left <= 0:
                 return RunState(RUNNING)
             code = self.native.drive(self.ctx, left)
+            self.executor.raise_pending()
             if code == L.BUDGET:
                 return RunState(RUNNING)
             if code == L.END:
@@ -214,9 +237,6 @@ class Run:
 
     def _attend(self, code: int, wave: int) -> RunState | None:
         """A wave needs something that native code cannot do. None: go on."""
-        if self.executor.tlb.error is not None:
-            error, self.executor.tlb.error = self.executor.tlb.error, None
-            raise error
         pc = self._pc(wave)
         if code == L.LOOKUP:
             return self._translate(wave, pc)
@@ -271,13 +291,14 @@ class Run:
             self._rng.shuffle(self._strict_order)
         executed = 0
         while executed < limit:
-            for slot in range(self.slots):
-                if not self.memory.is_active(slot) and self._strict_order:
-                    self.native.launch(self.ctx, slot, self._strict_order.pop())
-            ready = self._ready_waves()
-            if not ready:
-                return RunState(DONE)
-            slot, wave = ready[self._rng.randrange(len(ready))]
+            if not self._ready:
+                for slot in range(self.slots):
+                    if not self.memory.is_active(slot) and self._strict_order:
+                        self.native.launch(self.ctx, slot, self._strict_order.pop())
+                self._ready = self._ready_waves()
+                if not self._ready:
+                    return RunState(DONE)
+            slot, wave = self._ready[int(self._rng.random() * len(self._ready))]
             used, state = self._one_instruction(slot, wave)
             executed += max(used, 1)
             if state is not None:
@@ -289,11 +310,13 @@ class Run:
         while True:
             self.memory.put64(L.CTX_BUDGET, 1)
             code = self.native.run_wave(self.ctx, wave)
+            self.executor.raise_pending()
             used = (1 - self.memory.get64(L.CTX_BUDGET)) % (1 << 64)
             self.memory.put64(L.CTX_EXECUTED, self.instructions + used)
             if code in (L.END, L.BARRIER):
                 set_field32(wave + L.WAVE_STATE, L.STATE_ENDED if code == L.END else L.STATE_BARRIER)
                 self.native.settle(self.ctx, slot)
+                self._ready = []
             elif code not in (L.BUDGET, L.SLEEP):
                 state = self._attend(code, wave)
                 if state is None and code == L.LOOKUP and not used:

@@ -23,10 +23,9 @@ SIZE = 16
 HALVES = [0] * 16 + [1] * 16  # lanes 0-15 take the even row, 16-31 the odd one
 
 
-def _elements(h: Helper, base: Value, kind: str, signed: bool, float_kind: bool) -> Value:
+def _elements(h: Helper, base: Value, kind: str, signed: bool) -> Value:
     """Unpacks 16 elements per lane into an array [k][lane] of f32 or i32 on the stack."""
     b = h.b
-    ty = "f32" if float_kind else "i32"
     array = b.emit(f"alloca [{SIZE * LANES} x i32], align 64", "ptr")
     bits = {"f16": 16, "bf16": 16, "iu8": 8, "iu4": 4}[kind]
     per_word = 32 // bits
@@ -41,7 +40,6 @@ def _elements(h: Helper, base: Value, kind: str, signed: bool, float_kind: bool)
                 raised = word << (32 - bits - bits * k)
                 value = raised.ashr(32 - bits) if signed else raised.lshr(32 - bits)
             array.at((word_index * per_word + k) * L.VGPR_ROW).store(value, 64)
-    assert ty
     return array
 
 
@@ -58,8 +56,8 @@ def helper_address(kind: str, result: str, signs: int, clamp: bool, half: int) -
     b = h.b
     float_kind = kind in ("f16", "bf16")
     ty = "f32" if float_kind else "i32"
-    a = _elements(h, h.a, kind, bool(signs & 1), float_kind)
-    bb = _elements(h, h.args["b_"], kind, bool(signs & 2), float_kind)
+    a = _elements(h, h.a, kind, bool(signs & 1))
+    bb = _elements(h, h.args["b_"], kind, bool(signs & 2))
     # D may overlap A, B or C, so results are kept until the end.
     out = b.emit(f"alloca [{8 * LANES} x i32], align 64", "ptr")
     wide = "i64" if clamp and not float_kind else ty

@@ -9,6 +9,7 @@ from mocks.isa.floats import float_abs, float_neg
 from mocks.isa.instruction import VGPR0, Instruction
 from mocks.isa.ir import LANES, Value
 from mocks.isa.matrix import emit_matrix
+from mocks.isa.valu import whole
 from mocks.isa.valu_float import dot2
 from mocks.isa.valu_int import mad16_saturated, saturating
 
@@ -98,6 +99,18 @@ def _emit_halves(c: Context, instruction: Instruction) -> None:
         else:
             result = INTEGER[name](c, *parts)
         results.append(result.as_int().zext("i32"))
+    c.write_dst(results[0] | results[1] << 16)
+
+
+@whole("v_pk_fmac_f16")
+def pk_fmac(c: Context) -> None:
+    """Both halves of the destination accumulate (VOP2 encoding, no modifiers)."""
+    assert c.part.dst is not None
+    words = [c.source(0), c.source(1), c.bits32(c.part.dst)]
+    results = []
+    for high in (False, True):
+        x, y, z = (c.env.flush_in(half_of(word, high).cast("f16")) for word in words)
+        results.append(c.env.flush_out(c.env.fma(x, y, z)).as_int().zext("i32"))
     c.write_dst(results[0] | results[1] << 16)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mocks.isa import layout as L
+from mocks.isa.instruction import EXEC_HI, EXEC_LO
 from mocks.isa.ir import LANES, Builder, Value
 from mocks.isa.rt_memory import Helper, call, helper, lane_numbers
 
@@ -43,7 +44,7 @@ def run_wave(h: Helper) -> None:
     b.br(head)
     b.label(head)
     key = h.wave.at(L.WAVE_KEY).load("i64") & ~L.KEY_FULL
-    full = h.wave.at(L.WAVE_SGPR + 4 * 126).load("i32").eq(-1) & h.ctx.at(L.CTX_USE_FULL).load("i32").ne(0)
+    full = h.wave.at(L.WAVE_SGPR + 4 * EXEC_LO).load("i32").eq(-1) & h.ctx.at(L.CTX_USE_FULL).load("i32").ne(0)
     key = key | full.select(b.i64(L.KEY_FULL), b.i64(0))
     h.wave.at(L.WAVE_KEY).store(key)
     function = call(h, entry(), ("ptr", 1), h.ctx, key)
@@ -100,7 +101,8 @@ def launch_group(h: Helper) -> None:
         first = index * LANES
         remaining = threads - first
         mask = remaining.cmp("uge", LANES).select(-1, (b.i32(1) << remaining) - 1)
-        wave.at(L.WAVE_SGPR + 4 * 126).store(mask)
+        wave.at(L.WAVE_SGPR + 4 * EXEC_LO).store(mask)
+        wave.at(L.WAVE_SGPR + 4 * EXEC_HI).store(b.i32(0))
         _write_ids(h, wave, first)
         wave.at(L.WAVE_KEY).store(h.ctx.at(L.SCHED_ENTRY).load("i64"))
         wave.at(L.WAVE_MODE).store(_load32(h, L.SCHED_MODE))

@@ -20,7 +20,8 @@ from mocks.isa.memory import emit_vector_memory
 from mocks.isa.native import compile_functions
 from mocks.isa.packed import emit_packed
 from mocks.isa.registers import RegisterOutOfRange, Registers
-from mocks.isa.salu import emit_scalar, emit_scalar_memory
+from mocks.isa.salu import emit_scalar
+from mocks.isa.salu_special import emit_scalar_memory, program_address
 from mocks.isa.valu import emit_vector
 
 MAX_INSTRUCTIONS = 768  # a unit; what is beyond becomes a unit of its own when it is reached
@@ -345,8 +346,6 @@ class Unit:
 
     def _jump(self, instruction: Instruction) -> None:
         """s_setpc, s_swappc, s_call: to an address only known when it happens, except for the call."""
-        from mocks.isa.salu import program_address
-
         c, mode = self.c, self.block.mode
         if instruction.mnemonic == "s_rfe_b64":
             raise Unmodelled("s_rfe_b64")

@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import llvmlite.binding as llvm
 import numpy as np
+from elftools.elf.elffile import ELFFile
 
-from mocks.isa.bench import Kernel, compile_kernel
+from mocks.isa.bench import Kernel, compile_kernel, optimised_module
 from mocks.isa.executor import DONE, Executor, Run
 from mocks.isa.native import target_machine
 from mocks.isa.port import EXEC, READ, WRITE, FlatMemory
+
+RELOCATION_LOW, RELOCATION_HIGH = 10, 11  # R_AMDGPU_REL32_LO, _HI
+
+
+def linked_kernel(ir: str) -> tuple[Kernel, int]:
+    """A kernel whose code refers to other functions of the module, and the offset of its first instruction."""
+    kernel = compile_kernel(ir)
+    module, machine = optimised_module(ir)
+    image = ELFFile(io.BytesIO(machine.emit_object(module)))
+    symbols = image.get_section_by_name(".symtab")
+    code = bytearray(kernel.code)
+    for relocation in image.get_section_by_name(".rela.text").iter_relocations():
+        place, addend = relocation["r_offset"], relocation["r_addend"]
+        value = (symbols.get_symbol(relocation["r_info_sym"])["st_value"] + addend - place) % (1 << 64)
+        assert relocation["r_info_type"] in (RELOCATION_LOW, RELOCATION_HIGH)
+        struct.pack_into("<I", code, place, value >> 32 if relocation["r_info_type"] == RELOCATION_HIGH else value & 0xFFFFFFFF)
+    entry = symbols.get_symbol_by_name("kernel")[0]["st_value"]
+    return replace(kernel, code=bytes(code)), entry
+
 
 CODE, KERNARG, DATA, SCRATCH = 0x10_0000_0000, 0x11_0000_0000, 0x20_0000_0000, 0x30_0000_0000
 STEP = 0x1000_0000
@@ -31,8 +52,6 @@ class Function:
     inputs: list[str]
     outputs: list[tuple[str, str, str]]
     declarations: str = ""
-    size: int = 0
-    names: list[str] = field(default_factory=list)
 
     def definitions(self) -> str:
         params = ", ".join(f"{ty} %{name}" for ty, name in zip(self.inputs, "abcd", strict=False))
@@ -134,7 +153,9 @@ class Gpu:
         self.next += max(STEP, -(-len(data) // STEP) * STEP)
         return va
 
-    def start(self, kernel: Kernel, groups: int, arguments: bytes, group_size: tuple[int, int, int] = (GROUP, 1, 1), **more: object) -> Run:
+    def start(
+        self, kernel: Kernel, groups: int, arguments: bytes, group_size: tuple[int, int, int] = (GROUP, 1, 1), entry: int = 0, **more: object
+    ) -> Run:
         for region in [r for r in self.memory.regions if r.start in (CODE, KERNARG, SCRATCH)]:
             self.memory.unmap(region)
         self.memory.map(CODE, len(kernel.code), READ | EXEC, kernel.code)
@@ -144,7 +165,7 @@ class Gpu:
             wave_bytes = -(-kernel.private_bytes * 32 // 256) * 256
             self.memory.map(SCRATCH, waves * wave_bytes, READ | WRITE)
             more = {"scratch_base": SCRATCH, "scratch_wave_bytes": wave_bytes, "scratch_waves": waves} | more
-        return self.executor.start(kernel.dispatch(CODE, group_size, (groups, 1, 1), KERNARG, **more))
+        return self.executor.start(kernel.dispatch(CODE + entry, group_size, (groups, 1, 1), KERNARG, **more))
 
 
 def gpu_results(function: Function, inputs: list[np.ndarray], attributes: str = "", **options: object) -> list[bytes]:

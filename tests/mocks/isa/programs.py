@@ -334,3 +334,90 @@ define amdgpu_kernel void @kernel(ptr addrspace(1) noalias %out, {params}) #0 {{
   ret void
 }}
 """
+
+
+# 16 bytes a work-item through LDS and back, transposed within the group: wide loads, LDS rows of 16 bytes, wide stores
+WIDE = """
+@tile = internal unnamed_addr addrspace(3) global [256 x <4 x i32>] poison, align 16
+define amdgpu_kernel void @kernel(ptr addrspace(1) noalias %out, ptr addrspace(1) noalias readonly %in) #0 {
+  %t = call i32 @llvm.amdgcn.workitem.id.x()
+  %tx = zext i32 %t to i64
+  %p = getelementptr <4 x i32>, ptr addrspace(1) %in, i64 %tx
+  %v = load <4 x i32>, ptr addrspace(1) %p, align 16
+  %mine = getelementptr <4 x i32>, ptr addrspace(3) @tile, i32 %t
+  store <4 x i32> %v, ptr addrspace(3) %mine, align 16
+  fence syncscope("workgroup") release
+  call void @llvm.amdgcn.s.barrier()
+  fence syncscope("workgroup") acquire
+  %o = xor i32 %t, 255
+  %other = getelementptr <4 x i32>, ptr addrspace(3) @tile, i32 %o
+  %w = load <4 x i32>, ptr addrspace(3) %other, align 16
+  %three = shufflevector <4 x i32> %w, <4 x i32> poison, <3 x i32> <i32 0, i32 1, i32 2>
+  %q = getelementptr [3 x i32], ptr addrspace(1) %out, i64 %tx
+  store <3 x i32> %three, ptr addrspace(1) %q, align 4
+  ret void
+}
+"""
+
+# a function that is called, not inlined, and called again from a loop
+CALLS = """
+define internal i32 @step(i32 %x) noinline {
+  %a = mul i32 %x, 1664525
+  %b = add i32 %a, 1013904223
+  %c = lshr i32 %b, 16
+  %d = xor i32 %b, %c
+  ret i32 %d
+}
+define amdgpu_kernel void @kernel(ptr addrspace(1) noalias %out) #0 {
+entry:
+  %t = call i32 @llvm.amdgcn.workitem.id.x()
+  br label %loop
+loop:
+  %k = phi i32 [ 0, %entry ], [ %k1, %loop ]
+  %v = phi i32 [ %t, %entry ], [ %w, %loop ]
+  %w = call i32 @step(i32 %v)
+  %k1 = add i32 %k, 1
+  %c = icmp ugt i32 %k1, %t
+  br i1 %c, label %exit, label %loop
+exit:
+  %tx = zext i32 %t to i64
+  %q = getelementptr i32, ptr addrspace(1) %out, i64 %tx
+  store i32 %w, ptr addrspace(1) %q
+  ret void
+}
+"""
+
+# sums without atomic add: compare-and-swap loops on f32 in LDS and on f64 in global memory
+SWAP_LOOPS = """
+@sum = internal unnamed_addr addrspace(3) global float poison, align 4
+define amdgpu_kernel void @kernel(ptr addrspace(1) %out, ptr addrspace(1) noalias readonly %in) #0 {
+entry:
+  %t = call i32 @llvm.amdgcn.workitem.id.x()
+  %first = icmp eq i32 %t, 0
+  br i1 %first, label %clear, label %go
+clear:
+  store float 0.0, ptr addrspace(3) @sum
+  br label %go
+go:
+  fence syncscope("workgroup") release
+  call void @llvm.amdgcn.s.barrier()
+  fence syncscope("workgroup") acquire
+  %tx = zext i32 %t to i64
+  %p = getelementptr float, ptr addrspace(1) %in, i64 %tx
+  %v = load float, ptr addrspace(1) %p
+  %m = atomicrmw fmax ptr addrspace(3) @sum, float %v syncscope("workgroup") monotonic
+  %d = fpext float %v to double
+  %q8 = getelementptr double, ptr addrspace(1) %out, i64 1
+  %s = atomicrmw fadd ptr addrspace(1) %q8, double %d syncscope("agent") monotonic
+  fence syncscope("workgroup") release
+  call void @llvm.amdgcn.s.barrier()
+  fence syncscope("workgroup") acquire
+  br i1 %first, label %write, label %exit
+write:
+  %total = load float, ptr addrspace(3) @sum
+  store float %total, ptr addrspace(1) %out
+  br label %exit
+exit:
+  ret void
+}
+"""

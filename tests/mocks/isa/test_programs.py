@@ -10,7 +10,7 @@ import pytest
 from mocks.isa.bench import compile_kernel
 from mocks.isa.executor import DONE
 from tests.mocks.isa import programs
-from tests.mocks.isa.kernels import Gpu
+from tests.mocks.isa.kernels import Gpu, linked_kernel
 
 
 def launch(gpu: Gpu, ir: str, groups: int, *pointers: int, group_size: tuple[int, int, int] = (256, 1, 1), attributes: str = "") -> int:
@@ -161,3 +161,33 @@ def test_matrix_products(kind: str) -> None:
         assert (got[:, :, 1 - half] == 0x1234).all()
     else:
         assert np.array_equal(array(gpu, out, 256, wanted.dtype.type).reshape(32, 8), wanted)
+
+
+def test_wide_values_through_lds(gpu: Gpu) -> None:
+    data = np.random.default_rng(7).integers(0, 1 << 32, (256, 4), dtype=np.uint32)
+    out = gpu.buffer(256 * 12)
+    launch(gpu, programs.WIDE, 1, out, gpu.buffer(data.tobytes()))
+    assert np.array_equal(array(gpu, out, 768, np.uint32).reshape(256, 3), data[::-1, :3])
+
+
+def test_functions_that_are_not_inlined(gpu: Gpu) -> None:
+    count = 32 if gpu.executor.strict else 256
+    out = gpu.buffer(count * 4)
+    kernel, entry = linked_kernel(programs.program(programs.CALLS, count))
+    assert gpu.start(kernel, 1, struct.pack("<Q", out), (count, 1, 1), entry).run().kind == DONE
+    expected = []
+    for item in range(count):
+        value = item
+        for _ in range(item + 1):
+            value = (value * 1664525 + 1013904223) & 0xFFFFFFFF
+            value ^= value >> 16
+        expected.append(value)
+    assert array(gpu, out, count, np.uint32).tolist() == expected
+
+
+def test_compare_and_swap_loops(gpu: Gpu) -> None:
+    data = np.random.default_rng(8).integers(0, 1000, 256).astype(np.float32)
+    out = gpu.buffer(16)
+    launch(gpu, programs.SWAP_LOOPS, 1, out, gpu.buffer(data.tobytes()))
+    assert array(gpu, out, 1, np.float32)[0] == data.max()
+    assert array(gpu, out + 8, 1, np.float64)[0] == data.sum()
