@@ -84,10 +84,15 @@ def _complete(functions: list[dict[str, Any]]) -> list[dict[str, Any]]:
 class Machine:
     """A simulated computer. Everything in it is deterministic: the same profile, seed and accesses give the same machine."""
 
-    def __init__(self, profile: dict[str, Any], *, state_dir: Path | None = None, seed: int = 0, faults: FaultPlan | None = None, strict: bool = False) -> None:
+    def __init__(
+        self, profile: dict[str, Any], *, state_dir: Path | None = None, seed: int = 0, faults: FaultPlan | None = None, strict: bool = False, exclusive: bool = True
+    ) -> None:
+        """state_dir: where lasting state is (flash contents); None: nothing lasts. exclusive: one process at a time drives a device of one state folder."""
         self.profile = profile
         self.name: str = profile["name"]
         self.state_dir = state_dir
+        self.lock_dir = state_dir if exclusive else None
+        """where locks of devices are; None: processes do not exclude each other"""
         self.seed = seed
         self.strict = strict
         self.faults = FaultPlan.parse(profile.get("faults", ""))
@@ -122,9 +127,11 @@ class Machine:
             self.asm24.start()
 
     @classmethod
-    def from_profile(cls, name_or_path: str | Path, *, state_dir: Path | None = None, seed: int = 0, faults: FaultPlan | None = None, strict: bool = False) -> Machine:
+    def from_profile(
+        cls, name_or_path: str | Path, *, state_dir: Path | None = None, seed: int = 0, faults: FaultPlan | None = None, strict: bool = False, exclusive: bool = True
+    ) -> Machine:
         """A machine as the profile describes it, just switched on."""
-        return cls(load_profile(name_or_path), state_dir=state_dir, seed=seed, faults=faults, strict=strict)
+        return cls(load_profile(name_or_path), state_dir=state_dir, seed=seed, faults=faults, strict=strict, exclusive=exclusive)
 
     def _build(self, entry: dict[str, Any]) -> None:
         slots = []
@@ -198,7 +205,10 @@ class Machine:
         function = self.function(address)
         if address in self._open:
             raise DeviceBusy(f"{address} of machine {self.name} is open already", read=f"held by this process ({os.getpid()})")
-        held = acquire(f"mock:{self.name}:{address}", self.state_dir) if self.state_dir is not None else None
+        held = None
+        if self.lock_dir is not None:
+            self.lock_dir.mkdir(parents=True, exist_ok=True)
+            held = acquire(self.lock_name(address), self.lock_dir)
 
         was_off = not function.config.get(COMMAND, 2) & COMMAND_MEMORY
 
@@ -227,6 +237,10 @@ class Machine:
 
         return MockBackend(self)
 
+    def lock_name(self, address: str) -> str:
+        """Under which address the lock of a function is taken in the state directory."""
+        return f"mock:{self.name}:{address}"
+
     def export_config(self, address: str) -> bytes:
         """The configuration space as `lspci -F` and hexdump readers take it: 4096 bytes."""
         return bytes(self.function(address).config.data)
@@ -251,10 +265,15 @@ class Machine:
         return candidate if candidate + size <= base + room else None
 
     def save(self) -> None:
-        """Write lasting state to the state directory.
+        """Write lasting state to the state directory: nothing is left to do, flash contents are written as they change.
 
-        There is none yet: what a GPU was booted to ends with the process, as switching the computer off would end it.
+        What a GPU was booted to ends with the process, as switching the computer off would end it.
         """
+
+    @property
+    def idle(self) -> bool:
+        """Nothing of it is open."""
+        return not self._open
 
     def close(self) -> None:
         """Close what is open and keep lasting state."""
