@@ -46,8 +46,9 @@ class CustomFirmware(Firmware):
 
     name = "custom"
 
-    def __init__(self, chip: Asm24) -> None:
+    def __init__(self, chip: Asm24, product: str) -> None:
         super().__init__(chip)
+        self._product = product
         profile = chip.profile
         self.newer = profile["build"] == "newer"
         self.stalls_unknown = self.newer
@@ -70,7 +71,7 @@ class CustomFirmware(Firmware):
 
     def descriptors(self, speed: int) -> descriptors.Descriptors:
         usb = self.chip.profile["usb"]
-        return descriptors.custom(usb["vendor"], usb["product_id"], usb["product"], self.chip.flash.serial(), speed)
+        return descriptors.custom(usb["vendor"], usb["product_id"], self._product, self.chip.flash.serial(), speed)
 
     def boot(self) -> None:
         if not self.newer:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from mocks.asm24.descriptors import SUPER_PLUS, Descriptors, Endpoint
@@ -24,10 +25,24 @@ STANDARD, CLASS, VENDOR = 0x00, 0x20, 0x40
 KIND_MASK = 0x60
 TO_DEVICE, TO_INTERFACE, TO_ENDPOINT = 0, 1, 2
 
-GET_STATUS, CLEAR_FEATURE, SET_FEATURE, SET_ADDRESS, GET_DESCRIPTOR = 0, 1, 3, 5, 6
-GET_CONFIGURATION, SET_CONFIGURATION, GET_INTERFACE, SET_INTERFACE = 8, 9, 10, 11
-SET_SEL, SET_ISOCH_DELAY = 0x30, 0x31
 FEATURE_HALT = 0
+
+
+class Standard(IntEnum):
+    """Standard requests (USB 3.2 chapter 9)."""
+
+    GET_STATUS = 0
+    CLEAR_FEATURE = 1
+    SET_FEATURE = 3
+    SET_ADDRESS = 5
+    GET_DESCRIPTOR = 6
+    GET_CONFIGURATION = 8
+    SET_CONFIGURATION = 9
+    GET_INTERFACE = 10
+    SET_INTERFACE = 11
+    SET_SEL = 0x30
+    SET_ISOCH_DELAY = 0x31
+
 
 Control = Generator[float, None, bytes]
 """A control request at work: yields the time it takes (s), returns the data stage of an IN request."""
@@ -195,26 +210,26 @@ class UsbDevice:
     def _standard(self, setup: Setup, data: bytes) -> Control:
         recipient = setup.kind & 0x1F
         match setup.request:
-            case 6 if setup.is_in:
+            case Standard.GET_DESCRIPTOR if setup.is_in:
                 found = self.descriptors.get(setup.value >> 8, setup.value & 0xFF)
                 if found is None:
                     return (yield from self.firmware.unknown(setup))
                 return found[: setup.length]
-            case 0 if setup.is_in:
+            case Standard.GET_STATUS if setup.is_in:
                 return self._status(recipient, setup.index)[: setup.length]
-            case 8 if setup.is_in:
+            case Standard.GET_CONFIGURATION if setup.is_in:
                 return bytes([self.configuration])
-            case 10 if setup.is_in:
+            case Standard.GET_INTERFACE if setup.is_in:
                 return bytes([self.alternate])
-            case 9:
+            case Standard.SET_CONFIGURATION:
                 self.set_configuration(setup.value)
-            case 11:
+            case Standard.SET_INTERFACE:
                 self.set_interface(setup.value)
-            case 1:
+            case Standard.CLEAR_FEATURE:
                 self._clear_feature(recipient, setup)
-            case 3:
+            case Standard.SET_FEATURE:
                 self._set_feature(recipient, setup)
-            case 5 | 0x30 | 0x31:
+            case Standard.SET_ADDRESS | Standard.SET_SEL | Standard.SET_ISOCH_DELAY:
                 pass
             case _:
                 return (yield from self.firmware.unknown(setup))

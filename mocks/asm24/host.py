@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mocks.asm24 import descriptors
 from mocks.asm24.descriptors import BULK_ONLY, HIGH, SUPER, UAS, Descriptors
-from mocks.asm24.device import CLEAR_FEATURE, FEATURE_HALT, SET_CONFIGURATION, SET_INTERFACE, TO_DEVICE, TO_ENDPOINT, TO_INTERFACE, Setup, UsbDevice
+from mocks.asm24.device import FEATURE_HALT, TO_DEVICE, TO_ENDPOINT, TO_INTERFACE, Setup, Standard, UsbDevice
 from mocks.asm24.faults import TransferFault
 from mocks.asm24.transfers import CANCELLED, ERROR, NO_DEVICE, OVERFLOW, STALL, TIMED_OUT, Pipe, Transfer
 
@@ -246,13 +246,13 @@ class UsbHost:
         return self.run(Transfer(self, 0, b"", 0, Setup(recipient, request, value, index, 0)), KERNEL_TIMEOUT)
 
     def set_configuration(self, node: Node, value: int) -> int:
-        return self.kernel_control(node, TO_DEVICE, SET_CONFIGURATION, value, 0)
+        return self.kernel_control(node, TO_DEVICE, Standard.SET_CONFIGURATION, value, 0)
 
     def set_interface(self, node: Node, alternate: int) -> int:
-        return self.kernel_control(node, TO_INTERFACE, SET_INTERFACE, alternate, 0)
+        return self.kernel_control(node, TO_INTERFACE, Standard.SET_INTERFACE, alternate, 0)
 
     def clear_halt(self, node: Node, endpoint: int) -> int:
-        return self.kernel_control(node, TO_ENDPOINT, CLEAR_FEATURE, FEATURE_HALT, endpoint)
+        return self.kernel_control(node, TO_ENDPOINT, Standard.CLEAR_FEATURE, FEATURE_HALT, endpoint)
 
     def reset_port(self, node: Node) -> bool:
         """Reset the port. The device keeps address, configuration and setting. False when it does not come back."""
