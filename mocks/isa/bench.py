@@ -13,6 +13,7 @@ from elftools.elf.elffile import ELFFile
 
 from mocks.isa.executor import DONE, Dispatch, Executor, mode_from_rsrc1, vgprs_from_rsrc1
 from mocks.isa.port import EXEC, READ, WRITE, FlatMemory
+from mocks.isa.program import forget_programs
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +142,11 @@ def _measure(ir: str, a: np.ndarray, b: np.ndarray, groups: int) -> tuple[dict[s
     state = first.run()
     first_seconds = time.process_time() - began
     assert state.kind == DONE, state
-    assert first.program is not None
-    translation = first.program.seconds
+    forget_programs()  # the native helpers stay, so that what is measured now is the kernel alone
+    again = executor.start(dispatch)
+    again.run()
+    assert again.program is not None
+    translation = again.program.seconds
     best = float("inf")
     for _ in range(3):
         run = executor.start(dispatch)
@@ -162,7 +166,11 @@ def _measure(ir: str, a: np.ndarray, b: np.ndarray, groups: int) -> tuple[dict[s
 
 
 def emulate_bench() -> dict[str, dict[str, float]]:
-    """Figures of the 1 Mi element fp32 add and the 256 x 256 x 256 fp32 matrix product, CPU seconds. Results are checked."""
+    """Figures of the 1 Mi element fp32 add and the 256 x 256 x 256 fp32 matrix product, CPU seconds. Results are checked.
+
+    seconds: best of three runs of the translated kernel. first_run_seconds: with the native helpers compiled and the kernel translated
+    on the way. translation_seconds: of the kernel alone.
+    """
     rng = np.random.default_rng(1)
     a, b = rng.random((1 << 20,), dtype=np.float32), rng.random((1 << 20,), dtype=np.float32)
     add, total = _measure(ADD_IR, a, b, 4096)

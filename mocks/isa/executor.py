@@ -19,6 +19,7 @@ from mocks.isa import rt_schedule
 from mocks.isa.decoder import decode
 from mocks.isa.dispatch import DONE, FAULT, ILLEGAL, RUNNING, TRAP, Dispatch, RunState, WaveReport, mode_from_rsrc1, vgprs_from_rsrc1
 from mocks.isa.instruction import EXEC_LO, UnknownInstruction
+from mocks.isa.missing import why_not_executed
 from mocks.isa.port import EXEC, MemoryFault, MemoryPort
 from mocks.isa.program import CodeReader, Program, find_program
 from mocks.isa.rt_memory import SWIZZLED_BUFFER
@@ -236,7 +237,13 @@ class Run:
                 return state
 
     def _attend(self, code: int, wave: int) -> RunState | None:
-        """A wave needs something that native code cannot do. None: go on."""
+        """A wave needs something that native code cannot do. None: go on. Otherwise the wave is halted where it is."""
+        state = self._diagnose(code, wave)
+        if state is not None:
+            set_field32(wave + L.WAVE_STATE, L.STATE_HALTED)
+        return state
+
+    def _diagnose(self, code: int, wave: int) -> RunState | None:
         pc = self._pc(wave)
         if code == L.LOOKUP:
             return self._translate(wave, pc)
@@ -262,7 +269,8 @@ class Run:
         assert self.program is not None
         reason = self.program.reasons.get(pc - self.dispatch.entry, "")
         if reason.endswith("is not modelled"):
-            raise NotModelled(f"executing {self._text(pc)} at {pc:#x}", read=reason, means="the executor has no semantics for this instruction")
+            why = why_not_executed(self._text(pc).partition(" ")[0]) or "this use of the instruction has no semantics in the executor"
+            raise NotModelled(f"executing {self._text(pc)} at {pc:#x}", read=reason, means=why)
         data = self.reader.read(pc, 8)
         words = tuple(int.from_bytes(data[k : k + 4], "little") for k in range(0, len(data) - 3, 4))
         return RunState(ILLEGAL, pc, words=words, reason=reason)

@@ -50,20 +50,26 @@ def target_machine(opt: int) -> llvm.TargetMachine:
     return llvm.Target.from_default_triple().create_target_machine(cpu=cpu, features=features, opt=opt)
 
 
-_engines: list[llvm.ExecutionEngine] = []
+_kept: list[llvm.ExecutionEngine] = []
 
 
-def compile_functions(text: str, names: list[str], opt: int = 1) -> list[int]:
-    """Compiles a module and returns the addresses of its functions. The code is never freed."""
+def compile_function(text: str, name: str, opt: int) -> tuple[int, llvm.ExecutionEngine]:
+    """Compiles a module: the address of one of its functions, and the owner of the code, which must outlive every use of it."""
     began = time.process_time()
     module = llvm.parse_assembly(text)
     module.verify()
     engine = llvm.create_mcjit_compiler(module, target_machine(opt))
     engine.finalize_object()
-    _engines.append(engine)
-    addresses = [engine.get_function_address(name) for name in names]
+    address = engine.get_function_address(name)
     took = time.process_time() - began
     statistics.modules += 1
     statistics.seconds += took
-    log.debug("compiled %s in %.1f ms", ", ".join(names), took * 1e3)
-    return addresses
+    log.debug("compiled %s in %.1f ms", name, took * 1e3)
+    return address, engine
+
+
+def compile_helper(text: str, name: str) -> int:
+    """A function that is kept as long as the process lives."""
+    address, engine = compile_function(text, name, opt=2)
+    _kept.append(engine)
+    return address

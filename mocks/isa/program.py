@@ -127,6 +127,11 @@ class Program:
 _programs: dict[tuple[str, int, bool, bytes], list[Program]] = {}
 
 
+def forget_programs() -> None:
+    """Every program is translated anew the next time it runs."""
+    _programs.clear()
+
+
 def find_program(chip: str, vgprs: int, single_step: bool, reader: CodeReader) -> Program:
     """The program for the code at the reader's base: one translated before if its bytes are the same, else a new empty one."""
     start = reader.read(reader.base, START_BYTES)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from hw.errors import NotSupported
 from mocks.isa.ir import LANES, Builder, Value, suffix, type_name
-from mocks.isa.native import compile_functions
+from mocks.isa.native import compile_helper
 
 LANES_AT_ONCE = 8
 
@@ -110,7 +110,7 @@ def function_address(name: str) -> int:
         target.at(offset).store(FUNCTIONS[name](b, x), 8)
     b.ret()
     text = b.function(f"math_{name}", "void", [("ptr", "source"), ("ptr", "target")])
-    return compile_functions(b.declarations() + text, [f"math_{name}"], opt=2)[0]
+    return compile_helper(b.declarations() + text, f"math_{name}")
 
 
 def _scratch(b: Builder, ty: str, count: int, key: str) -> Value:
@@ -157,7 +157,7 @@ def _directed_address(op: str, ty: str, rounding: int, operands: int) -> int:
     b.ret()
     symbol = f"directed_{op}_{ty}_{rounding}"
     text = b.function(symbol, "void", [("ptr", n) for n in [*names, "out"]], "strictfp")
-    return compile_functions(b.declarations() + text, [symbol])[0]
+    return compile_helper(b.declarations() + text, symbol)
 
 
 def directed(b: Builder, op: str, rounding: int, *operands: Value) -> Value:

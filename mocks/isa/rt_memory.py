@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from mocks.isa import layout as L
 from mocks.isa.ir import LANES, Builder, Value
-from mocks.isa.native import compile_functions
+from mocks.isa.native import compile_helper
 
 FAILED, CONTIGUOUS, POINTERS = 0, 1, 2
 # Flags of address helpers beside the access bits.
@@ -35,7 +35,7 @@ class Helper:
 
     def compile(self, name: str, result: str) -> int:
         text = self.b.function(name, result, [(ty, param) for param, ty in self.parameters.items()])
-        return compile_functions(self.b.declarations() + text, [name], opt=2)[0]
+        return compile_helper(self.b.declarations() + text, name)
 
 
 def helper(result: str, **parameters: str) -> Callable[[Callable[[Helper], None]], Callable[[], int]]:

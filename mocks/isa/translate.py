@@ -17,7 +17,7 @@ from mocks.isa.decoder import decode
 from mocks.isa.instruction import EXEC_HI, EXEC_LO, M0, VCC_LO, Instruction, UnknownInstruction
 from mocks.isa.ir import Builder, Value
 from mocks.isa.memory import emit_vector_memory
-from mocks.isa.native import compile_functions
+from mocks.isa.native import compile_function
 from mocks.isa.packed import emit_packed
 from mocks.isa.registers import RegisterOutOfRange, Registers
 from mocks.isa.salu import emit_scalar
@@ -395,11 +395,13 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    address: int  # of the native function
+    """address: of the native function, alive as long as `owner` is. keys: the entry points it offers."""
+
+    address: int
+    owner: object
     keys: tuple[int, ...]
     reasons: dict[int, str]
     instructions: int
-    text: str
 
 
 def translate(chip: str, fetch: Fetch, base: int, vgprs: int, key: int, single_step: bool = False, opt: int = 0) -> Translation:
@@ -412,8 +414,8 @@ def translate(chip: str, fetch: Fetch, base: int, vgprs: int, key: int, single_s
     unit.find_blocks(base + L.key_pc(key), key >> L.KEY_PC_BITS & 0xFFFF)
     name = f"unit_{key:x}"
     text = unit.write(name)
-    address = compile_functions(text, [name], opt)[0]
-    return Translation(address, tuple(unit.keys), unit.reasons, unit.instruction_count, text)
+    address, owner = compile_function(text, name, opt)
+    return Translation(address, owner, tuple(unit.keys), unit.reasons, unit.instruction_count)
 
 
 __all__ = ["Translation", "Unit", "translate"]

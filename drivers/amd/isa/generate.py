@@ -36,7 +36,7 @@ def formats(source: Path, family: str) -> dict[str, Any]:
     return table
 
 
-def printed_suffix(row: dict[str, str], vop3_names: set[str]) -> str:
+def printed_suffix(row: dict[str, str]) -> str:
     """`_e32` or `_e64` where LLVM prints the encoding size as part of the name."""
     if row["sample_llvm_text"]:
         name = row["sample_llvm_text"].split(" ")[0]
@@ -56,7 +56,6 @@ def opcodes(source: Path, family: str) -> tuple[list[list[Any]], dict[str, list[
 
     table: dict[str, list[list[Any]]] = {}
     source_rows = rows(source / f"isa_opcodes_{family}.csv")
-    vop3_names = {row["mnemonic"] for row in source_rows if row["format"] == "VOP3"}
     for row in source_rows:
         extra = {}
         for part in filter(None, row["extra_operands"].split(";")):
@@ -65,7 +64,7 @@ def opcodes(source: Path, family: str) -> tuple[list[list[Any]], dict[str, list[
             extra[name] = kind(text, dwords)
         present = row["llvm_verified"] == "yes" or row["mnemonic"] in PRESENT_UNSAMPLED
         operands = [kind(row[f"{name}_kind"], row[f"{name}_dwords"]) for name in ("dst", "src0", "src1", "src2")]
-        entry = [int(row["opcode"], 16), row["mnemonic"], printed_suffix(row, vop3_names), *operands, extra, row["semantics_family"], int(present)]
+        entry = [int(row["opcode"], 16), row["mnemonic"], printed_suffix(row), *operands, extra, row["semantics_family"], int(present)]
         table.setdefault(row["format"], []).append(entry)
     return [list(k) for k in kinds], table
 

@@ -188,13 +188,15 @@ def test_registers_beyond_the_allocation_are_illegal() -> None:
 
 
 def test_an_instruction_without_model_is_named() -> None:
-    with pytest.raises(NotModelled, match="image_load"):
+    with pytest.raises(NotModelled, match="image_load") as caught:
         execute(encode("MIMG", "image_load", dmask=1, dim=1))
+    assert caught.value.means == "graphics"
 
 
 def test_traps_and_halts() -> None:
     wave = execute([encode("SOPP", "s_trap", simm16=3), encode("SOPP", "s_trap", simm16=2)])
     assert (wave.state.kind, wave.state.trap, wave.state.pc) == (TRAP, 2, CODE + 4)
+    assert [r.status for r in wave.run.waves_state()] == ["halted"]
     assert execute(encode("SOPP", "s_sethalt", simm16=1)).state.kind == TRAP
 
 
