@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from drivers.amd.chips import GPU_CLASSES, VENDOR_AMD, chip_of, product_of
 from firmware.store import FirmwareStore
 from hw.errors import BusLost, NothingFound, NotSupported, TargetError, TghwError, UsageError
+from hw.host import HOST, HostFiles
 from hw.pci.device import Bar, PciDevice, PciId
 from hw.target import Target
 
@@ -34,6 +35,7 @@ NOT_BUILT = {
     "nvk": "the NVIDIA kernel driver's interface is not built yet",
 }
 
+SIMULATED_POWER_STATES = {0: "D0", 3: "D3hot"}
 PROFILE_OF_ARCH = {"gfx1100": "navi31", "gfx1101": "navi32", "gfx1102": "navi33"}
 DEFAULT_PROFILE = "navi31"
 
@@ -67,6 +69,9 @@ class Found:
     bars: dict[int, Bar] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
     problem: TghwError | None = None
+    lock_name: str = ""
+    """the address under which its lock is taken (hw/lock.py); "" when it is not shared with other processes"""
+    lock_directory: Path | None = None
 
     @property
     def is_amd_gpu(self) -> bool:
@@ -149,13 +154,16 @@ def transport_of(selection: Selection, transport: str = "auto") -> str:
     return transport
 
 
-def find(selection: Selection, transport: str = "auto") -> list[Found]:
-    """Every function on the buses of a selection, sorted by address. Changes nothing on any device."""
+def find(selection: Selection, transport: str = "auto", *, host: HostFiles = HOST, touch: bool = True) -> list[Found]:
+    """Every function on the buses of a selection, sorted by address. Changes nothing on any device.
+
+    host: where the kernel's files are. touch: also what needs reads of the devices' configuration space; one that hangs makes that slow.
+    """
     kind = transport_of(selection, transport)
     if kind == "mock":
         return _find_mock(selection)
     if kind == "pci":
-        return _find_sysfs()
+        return _find_sysfs(host, touch)
     raise NotSupported(f"searching devices over {kind}", means=NOT_BUILT.get(kind, "this transport is not built yet"))
 
 
@@ -168,17 +176,19 @@ def _find_mock(selection: Selection) -> list[Found]:
             identity, problem = function.identity(), None
         except BusLost as error:
             identity, problem = None, error
-        found.append(Found(function.address, "mock", identity, opener, problem=problem))
+        details = {"power_state": SIMULATED_POWER_STATES[function.power_state] if problem is None else ""}
+        lock_name = machine.lock_name(function.address) if machine.state_dir is not None else ""
+        found.append(Found(function.address, "mock", identity, opener, details=details, problem=problem, lock_name=lock_name, lock_directory=machine.state_dir))
     return found
 
 
-def _find_sysfs() -> list[Found]:
+def _find_sysfs(host: HostFiles, touch: bool) -> list[Found]:
     from hw.pci import functions, sysfs
 
     found = []
-    for function in functions.scan():
-        opener = lambda address=function.address: sysfs.SysfsPciDevice(address)  # noqa: E731
-        found.append(Found(function.address, "pci", function.id, opener, bars=function.bars, details=function.to_dict()))
+    for function in functions.scan(host, touch=touch):
+        opener = lambda address=function.address: sysfs.SysfsPciDevice(address, host=host)  # noqa: E731
+        found.append(Found(function.address, "pci", function.id, opener, bars=function.bars, details=function.to_dict(), lock_name=function.address))
     return found
 
 

@@ -12,16 +12,21 @@ import logging
 import os
 import re
 import stat
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from hw.errors import DeviceBusy, LockUnavailable, NotSupported, PermissionMissing, Refused
+from hw.errors import DeviceBusy, LockUnavailable, NotSupported, PermissionMissing, Refused, WaitTimeout
+from hw.poll import poll
 
 log = logging.getLogger(__name__)
 
 DIRECTORY_VARIABLE = "TGHW_LOCK_DIR"
 PREFIX = "tghw_"
+GUARD_PREFIX = "tghwguard_"
+GUARD_WITHIN = 5.0
+"""s to wait for another process that talks to the device; a message takes milliseconds"""
 SUFFIX = ".lock"
 PROC = Path("/proc")
 
@@ -141,6 +146,80 @@ def acquire(address: str, directory: Path | None = None, *, proc: Path = PROC) -
     _write_note(descriptor, f"pid {os.getpid()} start {_start_time(os.getpid(), proc)}\n")
     log.debug("locked %s by %s", address, path)
     return DeviceLock(address, path, descriptor)
+
+
+class Guard:
+    """A lock for moments, between processes that use one device side by side: its owner, and a monitor that only asks questions.
+
+    Held while accesses belong together (a message to a firmware and its answer, an index register and its data register). May be
+    entered again by its holder. Entering waits for the other process, up to `within` seconds, then raises DeviceBusy naming it.
+    """
+
+    def __init__(self, address: str, name: str, directory: Path | None = None, *, within: float = GUARD_WITHIN, proc: Path = PROC) -> None:
+        self.path = lock_directory(directory) / f"{GUARD_PREFIX}{lock_path(address).name.removeprefix(PREFIX).removesuffix(SUFFIX)}.{name}{SUFFIX}"
+        self._what = f"{name} of {address}"
+        self._within = within
+        self._proc = proc
+        self._inside = threading.RLock()
+        self._depth = 0
+        self._descriptor = -1
+        self._owner = 0
+
+    def __enter__(self) -> Guard:
+        self._inside.acquire()
+        try:
+            if self._depth == 0:
+                self._take()
+            self._depth += 1
+        except BaseException:
+            self._inside.release()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            import fcntl
+
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        self._inside.release()
+
+    def close(self) -> None:
+        """Close the lock file; the guard may be entered again."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _take(self) -> None:
+        if self._owner != os.getpid():  # after a fork the parent's descriptor would share the parent's lock
+            self.close()
+            self._owner = os.getpid()
+        while True:
+            if self._descriptor < 0:
+                self._descriptor = _open(self.path)
+            try:
+                poll(self._try, bool, what=f"turn to use the {self._what}", within=self._within)
+            except WaitTimeout as error:
+                holder = _holder(os.fstat(self._descriptor), self._proc)
+                raise DeviceBusy(
+                    f"the {self._what} is in use by {holder or 'a process that cannot be seen from here'}",
+                    read=f"lock file {self.path} held for {error.waited:.1f} s",
+                    means="another process talks to the device and does not finish: it is stopped, or the device does not answer it",
+                    remedy="look at the process named above; `tghw smi amd --pids` lists all that use devices",
+                    holder=str(holder or ""),
+                ) from error
+            if _same_file(self._descriptor, self.path):
+                return
+            self.close()  # somebody deleted the file: a lock on it excludes nobody
+
+    def _try(self) -> bool:
+        import fcntl
+
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
 
 def holders(directory: Path | None = None, *, proc: Path = PROC) -> list[LockState]:

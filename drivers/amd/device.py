@@ -305,7 +305,7 @@ class AmdDevice:
     def _map_windows(self) -> None:
         for index in (VRAM_BAR, DOORBELL_BAR, silence.REGISTER_BAR):
             self.pci.bar(index)
-        self.space = AmdSpace(self.pci.map_bar(silence.REGISTER_BAR), self.clock)
+        self.space = AmdSpace(self.pci.map_bar(silence.REGISTER_BAR), self.clock, self.pci.guard("index"))
         self.doorbells = self.pci.map_bar(DOORBELL_BAR)
 
     def _memory_size(self) -> int:

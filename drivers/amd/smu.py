@@ -43,6 +43,8 @@ class Smu:
         version = dev.ip.version("MP1")
         self._messages = {MAIN_MAILBOX: layout.messages(version), DEBUG_MAILBOX: layout.messages(version, "debug")}
         self._metrics = layout.metrics(version)
+        self._guard = dev.pci.guard("smu")
+        """held from the first register of a message to the last of its answer: a monitor in another process sends messages too"""
         self._levels: dict[Clock, list[int]] = {}
 
     def send(self, message: str, argument: int = 0, *, within: float = MESSAGE_WITHIN, mailbox: Mailbox = MAIN_MAILBOX, result: bool = False) -> int:
@@ -53,9 +55,10 @@ class Smu:
         number = self._messages[mailbox][message]
         deadline = self.dev.clock.now() + within
         while True:
-            response = self._exchange(message, number, argument, mailbox, max(deadline - self.dev.clock.now(), SHORTEST_TRY))
-            if response == Response.OK:
-                return self._register(mailbox.argument).read() if result else 0
+            with self._guard:
+                response = self._exchange(message, number, argument, mailbox, max(deadline - self.dev.clock.now(), SHORTEST_TRY))
+                if response == Response.OK:
+                    return self._register(mailbox.argument).read() if result else 0
             if response != Response.REJECTED_BUSY or self.dev.clock.now() >= deadline:
                 raise self._failure(message, number, argument, response)
             self.dev.clock.sleep(BUSY_PAUSE)
@@ -106,10 +109,15 @@ class Smu:
         """Limit the board's power, whole watts, at least 1. Raises SmuError when the board does not allow that much."""
         self.send("SetPptLimit", max(round(watts), 1))
 
-    def metrics(self) -> dict[str, int | tuple[int, ...]]:
+    def highest(self, clock: Clock, *, within: float = MESSAGE_WITHIN) -> int:
+        """The highest frequency of a clock, MHz."""
+        return self.send("GetMaxDpmFreq", clock << 16, within=within, result=True) & ~layout.FINE_GRAINED
+
+    def metrics(self, *, within: float = MESSAGE_WITHIN) -> dict[str, int | tuple[int, ...]]:
         """One sample of the metrics table, fields as in layouts/smu.py."""
-        self.send("TransferTableSmu2Dram", layout.TableId.SMU_METRICS)
-        return self._metrics.decode(self.dev.vram_read(self.dev.boot_memory.smu_table, self._metrics.size))
+        with self._guard:  # the table in memory is everybody's, too
+            self.send("TransferTableSmu2Dram", layout.TableId.SMU_METRICS, within=within)
+            return self._metrics.decode(self.dev.vram_read(self.dev.boot_memory.smu_table, self._metrics.size))
 
     def request_mode1_reset(self) -> None:
         """Ask for a reset of the whole chip. The answer may be lost with it. Raises SmuError when the controller does not take it."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
+from typing import Any
 
 from hw.clock import HOST_CLOCK, Clock
 from hw.errors import OutOfWindow
@@ -40,7 +42,8 @@ RSMU_DATA = 0x15
 class AmdSpace(RegisterSpace):
     """Dword-indexed registers. What the register BAR does not reach goes through the RSMU index/data pair."""
 
-    def __init__(self, window: Mmio, clock: Clock = HOST_CLOCK) -> None:
+    def __init__(self, window: Mmio, clock: Clock = HOST_CLOCK, guard: AbstractContextManager[Any] | None = None) -> None:
+        """guard: held while an index register and its data register belong together (PciDevice.guard)."""
         super().__init__(window, clock)
         self.direct = window.size >> 2
         """number of registers that the BAR reaches"""
@@ -49,7 +52,7 @@ class AmdSpace(RegisterSpace):
         self.rsmu_index = RSMU_INDEX
         self.rsmu_data = RSMU_DATA
         """places of the pair; the driver corrects them once the card has told its bases"""
-        self._lock = threading.Lock()
+        self._lock = guard or threading.Lock()
 
     def read(self, index: int) -> int:
         if index < self.direct:

@@ -68,8 +68,11 @@ class PciFunction:
         }
 
 
-def scan(host: HostFiles = HOST) -> list[PciFunction]:
-    """Every PCI function of this machine, by address. Raises NothingFound when the kernel shows no PCI bus at all."""
+def scan(host: HostFiles = HOST, *, touch: bool = True) -> list[PciFunction]:
+    """Every PCI function of this machine, by address. Raises NothingFound when the kernel shows no PCI bus at all.
+
+    touch: also what the kernel asks the device for, see describe().
+    """
     try:
         names = sorted(path.name for path in host.pci.iterdir())
     except OSError as error:
@@ -83,15 +86,18 @@ def scan(host: HostFiles = HOST) -> list[PciFunction]:
     for name in names:
         if ADDRESS.fullmatch(name):
             with suppress(NothingFound):  # removed meanwhile
-                found.append(describe(name, host, names))
+                found.append(describe(name, host, names, touch=touch))
     return found
 
 
-def describe(address: str, host: HostFiles = HOST, names: Iterable[str] | None = None) -> PciFunction:
-    """One function. Raises NothingFound when the kernel has none at this address."""
+def describe(address: str, host: HostFiles = HOST, names: Iterable[str] | None = None, *, touch: bool = True) -> PciFunction:
+    """One function. Raises NothingFound when the kernel has none at this address.
+
+    touch: also link and resizable sizes, for which the kernel reads the device's configuration space: a device that hangs makes that slow.
+    """
     directory = function_directory(address, host)
     power_state = host.text(directory / "power_state") or ""
-    awake = power_state in AWAKE
+    awake = touch and power_state in AWAKE
     card = address.rpartition(".")[0]
     others = names if names is not None else (path.name for path in host.pci.iterdir())
     group = host.link_name(directory / "iommu_group")

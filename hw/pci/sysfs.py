@@ -29,6 +29,7 @@ from hw.errors import (
     OutOfWindow,
     PermissionMissing,
     PowerStateError,
+    Refused,
     ResetFailed,
     ResizeRefused,
     WaitTimeout,
@@ -54,10 +55,11 @@ LOCKDOWN_REMEDY = "use the VFIO transport, or switch secure boot off"
 class SysfsConfig(ConfigSpace):
     """Configuration space through the `config` file. `size` is what this process may read: 4096, 256, or 64 bytes without CAP_SYS_ADMIN."""
 
-    def __init__(self, directory: Path, host: HostFiles = HOST) -> None:
+    def __init__(self, directory: Path, host: HostFiles = HOST, *, writable: bool = True) -> None:
         self._path = directory / "config"
+        self._writable = writable
         try:
-            self._descriptor = host.open(self._path, os.O_RDWR)
+            self._descriptor = host.open(self._path, os.O_RDWR if writable else os.O_RDONLY)
         except PermissionError as error:
             raise PermissionMissing(f"opening {self._path}", read=os.strerror(error.errno or 0)) from error
         except OSError as error:
@@ -73,6 +75,8 @@ class SysfsConfig(ConfigSpace):
 
     def write(self, offset: int, value: int, size: int) -> None:
         check_access(offset, size)
+        if not self._writable:
+            raise Refused(f"writing {offset:#x} of {self._path}", means="this process only looks at the device; another one may be using it")
         try:
             written = os.pwrite(self._open(), value.to_bytes(size, "little"), offset)
         except PermissionError as error:
@@ -115,14 +119,19 @@ class SysfsPciDevice(PciDevice):
         self._host = host
         self._directory = function_directory(address, host)
         self._memory = memory or PagemapMemory(host)
-        self._windows: weakref.WeakSet[LocalMmio] = weakref.WeakSet()
-        self._undo: list[tuple[str, Callable[[], None]]] = []
+        self._prepare(lock_directory)
         self._later("unlock", lock.acquire(address, lock_directory, proc=host.proc).release)
         try:
             self._open(unbind, remove_siblings)
         except BaseException:
             self.close()
             raise
+
+    def _prepare(self, lock_directory: Path | None) -> None:
+        self._windows: weakref.WeakSet[LocalMmio] = weakref.WeakSet()
+        self._undo: list[tuple[str, Callable[[], None]]] = []
+        self._lock_directory = lock_directory
+        self._between_processes: dict[str, lock.Guard] = {}
 
     def _open(self, unbind: bool, remove_siblings: bool) -> None:
         config = SysfsConfig(self._directory, self._host)
@@ -349,6 +358,14 @@ class SysfsPciDevice(PciDevice):
 
     def fence(self) -> None:
         memory_fence()
+
+    def guard(self, name: str) -> lock.Guard:
+        """A lock between processes: monitors (ObservedPciDevice) look at the device beside its owner. Raises DeviceBusy when it is not to be had."""
+        found = self._between_processes.get(name)
+        if found is None:
+            found = self._between_processes[name] = lock.Guard(self.address, name, self._lock_directory, proc=self._host.proc)
+            self._later(f"close the {name} guard", found.close)
+        return found
 
     def close(self) -> None:
         self._revoke_windows()

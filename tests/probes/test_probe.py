@@ -45,9 +45,9 @@ def test_sick_machines_are_explained(tghw, profile, state, status, words):
 
 
 def test_machine_without_a_gpu_exits_3_with_what_to_try(tghw, monkeypatch, tmp_path):
-    from hw.pci import functions
+    from bridges import open as door
 
-    monkeypatch.setattr(functions.scan, "__defaults__", (FakeHost(tmp_path),))
+    monkeypatch.setitem(door.find.__kwdefaults__, "host", FakeHost(tmp_path))
     result = tghw("probe")
     assert result.status == 3
     assert "lspci" in result.err

@@ -19,7 +19,18 @@ INTERFACES = {
     (13, 0, 7): "13_0_0",
     (13, 0, 10): "13_0_0",
 }
-"""which message and metrics tables an MP1 version uses"""
+"""which message tables an MP1 version uses"""
+
+METRICS = {
+    (13, 0, 0): "13_0_0",
+    (13, 0, 7): "13_0_0",
+    (13, 0, 10): "13_0_0",
+    (13, 0, 6): "13_0_6_v0",
+    (13, 0, 12): "13_0_12",
+    (14, 0, 2): "14_0_2",
+    (14, 0, 3): "14_0_2",
+}
+"""which metrics table; firmware of 13.0.6 may use v1 or v2 instead, GetMetricsVersion tells"""
 
 
 class Mailbox(NamedTuple):
@@ -145,27 +156,36 @@ class MetricsTable:
         return bytes(data)
 
 
-def interface(version: tuple[int, int, int]) -> str:
-    """Suffix of the tables that serve this MP1 version. Raises UnknownHardware."""
-    suffix = INTERFACES.get(version)
+def _table(tables: dict[tuple[int, int, int], str], version: tuple[int, int, int], kind: str) -> str:
+    suffix = tables.get(version)
     if suffix is None:
-        known = ", ".join(".".join(map(str, each)) for each in INTERFACES)
-        raise UnknownHardware(f"no message table for SMU {'.'.join(map(str, version))}", read=f"known: {known}")
+        known = ", ".join(".".join(map(str, each)) for each in tables)
+        raise UnknownHardware(f"no {kind} table for SMU {'.'.join(map(str, version))}", read=f"known: {known}")
     return suffix
 
 
 @cache
 def messages(version: tuple[int, int, int], mailbox: str = "main") -> dict[str, int]:
     """Message ids by name; mailbox "main" or "debug". Raises UnknownHardware."""
-    text = (_HERE / f"smu_messages_{interface(version)}.tbl").read_text(encoding="ascii")
+    text = (_HERE / f"smu_messages_{_table(INTERFACES, version, 'message')}.tbl").read_text(encoding="ascii")
     rows = (line.split() for line in text.splitlines())
     return {name: int(number, 16) for box, name, number in rows if box == mailbox}
 
 
-@cache
+def metrics_table_of(version: tuple[int, int, int]) -> str:
+    """Name of the metrics table of an MP1 version. Raises UnknownHardware."""
+    return _table(METRICS, version, "metrics")
+
+
 def metrics(version: tuple[int, int, int]) -> MetricsTable:
     """The metrics table of this MP1 version. Raises UnknownHardware."""
-    text = (_HERE / f"smu_metrics_{interface(version)}.tbl").read_text(encoding="ascii")
+    return load_metrics(metrics_table_of(version))
+
+
+@cache
+def load_metrics(name: str) -> MetricsTable:
+    """A metrics table by its name, one of METRICS or a variant of it."""
+    text = (_HERE / f"smu_metrics_{name}.tbl").read_text(encoding="ascii")
     fields = []
     for line in text.splitlines():
         name, offset, size, count, *unit = line.split(" ", 4)
