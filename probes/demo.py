@@ -10,6 +10,7 @@ import typer
 
 from bridges.open import Selection, amd_gpus, open_amd
 from drivers.amd.device import AmdDevice
+from drivers.amd.telemetry import Telemetry
 from hw import target as device_string
 from hw.errors import DeviceError, NothingFound
 from probes import render
@@ -81,9 +82,13 @@ def _boot(selection: Selection, steps: list[dict[str, Any]]) -> None:
 
 def _watch(device: AmdDevice, steps: list[dict[str, Any]]) -> None:
     _title(3, "watch it: what its power controller measures")
-    metrics = device.smu.metrics()
-    steps.append({"step": "watch", "metrics": metrics})
-    render.say("   " + ", ".join(f"{name} {value}" for name, value in metrics.items() if not isinstance(value, tuple))[:300])
+    reading = Telemetry(device).sample()
+    steps.append({"step": "watch", "figures": [figure.to_dict() for figure in reading.figures], "throttle": [each.name for each in reading.throttle or ()]})
+    degrees = ", ".join(f"{figure.label.lower()} {figure.value:g} C" for figure in reading.group("temperature"))
+    power, gfx, memory = (reading[key] for key in ("power", "gfx_clock", "memory_clock"))
+    render.say(
+        f"   {degrees}; {power.value:g} of {power.limit:g} W; graphics clock {gfx.value:g} of {gfx.limit:g} MHz (asleep between kernels), memory clock {memory.value:g} MHz"
+    )
 
 
 def _compute(selection: Selection, steps: list[dict[str, Any]]) -> None:
