@@ -6,6 +6,7 @@ Simulated machines are imported here and only when one is asked for.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,21 +15,26 @@ from typing import TYPE_CHECKING, Any
 
 from drivers.amd.chips import GPU_CLASSES, VENDOR_AMD, chip_of, product_of
 from firmware.store import FirmwareStore
-from hw.errors import BusLost, NothingFound, NotSupported, TargetError, TghwError, UsageError
+from hw.clock import HOST_CLOCK, Clock
+from hw.errors import BusLost, NothingFound, NotSupported, PermissionMissing, TargetError, TghwError, UsageError
 from hw.host import HOST, HostFiles
+from hw.lock import acquire
 from hw.pci.device import Bar, PciDevice, PciId
 from hw.target import Target
 
 if TYPE_CHECKING:
+    from bridges.asm24.device import Asm24PciDevice
+    from bridges.asm24.usb import UsbBridge
     from drivers.amd.device import AmdDevice
     from drivers.amd.gpu import AmdGpu
     from mocks.machine import Machine
+
+log = logging.getLogger(__name__)
 
 TRANSPORTS = ("auto", "pci", "vfio", "usb", "usb4", "remote", "mock")
 
 NOT_BUILT = {
     "vfio": "the VFIO transport is not built yet; the plain sysfs transport (`pci`) is",
-    "usb": "the ASM24xx USB bridge is not built yet",
     "usb4": "USB4 tunnels appear as ordinary PCI devices on Linux: use `pci`; the macOS path is not built yet",
     "remote": "PCI over TCP is not built yet",
     "kfd": "the amdgpu kernel driver's interface is not built yet; `PCI+AMD` drives the card without it",
@@ -38,6 +44,9 @@ NOT_BUILT = {
 SIMULATED_POWER_STATES = {0: "D0", 3: "D3hot"}
 PROFILE_OF_ARCH = {"gfx1100": "navi31", "gfx1101": "navi32", "gfx1102": "navi33"}
 DEFAULT_PROFILE = "navi31"
+DEFAULT_USB_PROFILE = "navi31-asm24"
+BUILT_MOCKS = ("", "PCI", "USB")
+"""interfaces that exist in front of simulated devices"""
 
 
 @dataclass(frozen=True)
@@ -105,13 +114,21 @@ def profile_of(selection: Selection) -> str | None:
     target = selection.target
     if target is None or not target.mock:
         return None
-    if target.interface not in ("", "PCI"):
+    if target.interface not in BUILT_MOCKS:
         reason = NOT_BUILT.get(target.interface.lower(), "this transport is not built yet")
         raise NotSupported(f"a simulated {target.interface}+{target.device}", means=reason, remedy="use MOCKPCI+AMD")
     if target.device != "AMD":
         raise NotSupported(f"a simulated {target.device}", means="simulated GPUs are AMD ones so far", remedy="use MOCKPCI+AMD")
     if "profile" in target.options:
         return target.options["profile"]
+    if target.interface == "USB":
+        if target.arch not in ("", "gfx1100"):
+            raise NotSupported(
+                f"a simulated {target.arch} behind a USB bridge",
+                means="the simulated card behind the bridge is a gfx1100",
+                remedy="use MOCKUSB+AMD, or a profile of your own",
+            )
+        return DEFAULT_USB_PROFILE
     if target.arch and target.arch not in PROFILE_OF_ARCH:
         raise NotSupported(
             f"a simulated GPU of architecture {target.arch}",
@@ -132,12 +149,39 @@ def machine_of(selection: Selection) -> Machine:
     options = selection.target.options if selection.target else {}
     seed = int(options.get("seed", str(selection.seed)))
     faults = selection.faults or options.get("fault", "")
-    key = (profile, str(selection.state or ""), faults, seed)
+    state = state_folder(selection)
+    key = (profile, str(state or ""), faults, seed)
     machine = _machines.get(key)
     if machine is None:
-        machine = Machine.from_profile(profile, state_dir=selection.state, seed=seed, faults=FaultPlan.parse(faults) if faults else None)
+        for other in [each for each, one in _machines.items() if each[:2] == key[:2] and one.idle]:
+            del _machines[other]  # the same computer with other faults is that computer switched off and on
+        exclusive = selection.state is not None  # in the user's own state folder, simulated machines of several processes may run at the same time
+        machine = Machine.from_profile(profile, state_dir=state, seed=seed, faults=FaultPlan.parse(faults) if faults else None, exclusive=exclusive)
         _machines[key] = machine
     return machine
+
+
+def state_folder(selection: Selection) -> Path | None:
+    """Where lasting state is kept: the folder asked for, else the user's state folder (made on demand; XDG_STATE_HOME moves it).
+
+    None when that one cannot be had (a home that is not writable): then nothing lasts. Raises PermissionMissing for one that was asked for.
+    """
+    folder = selection.state
+    if folder is None:
+        from platformdirs import user_state_path
+
+        folder = user_state_path("tghw", appauthor=False)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        problem = "" if os.access(folder, os.W_OK | os.X_OK) else "it is not writable"
+    except OSError as error:
+        problem = error.strerror or str(error)
+    if not problem:
+        return folder
+    if selection.state is not None:
+        raise PermissionMissing(f"the state folder {folder}", read=problem, means="lasting state cannot be kept there", remedy="give --state a folder that can be written")
+    log.info("the user's state folder %s cannot be used (%s): nothing lasts; --state names another", folder, problem)
+    return None
 
 
 def transport_of(selection: Selection, transport: str = "auto") -> str:
@@ -145,7 +189,13 @@ def transport_of(selection: Selection, transport: str = "auto") -> str:
     if transport not in TRANSPORTS:
         raise UsageError(f"unknown transport {transport}", remedy=f"one of {', '.join(TRANSPORTS)}")
     if profile_of(selection) is not None:
-        return "mock" if transport in ("auto", "mock", "pci") else transport
+        has_usb = machine_of(selection).usb_backend() is not None
+        wants_usb = selection.target is not None and selection.target.interface == "USB"
+        if wants_usb and not has_usb:
+            raise UsageError(f"the simulated machine {profile_of(selection)} has no USB bridge", remedy="use a profile like navi31-asm24, or MOCKPCI+AMD")
+        if transport == "usb" and not has_usb:
+            return "usb"
+        return ("usb" if has_usb else "mock") if transport in ("auto", "mock", "pci", "usb") else transport
     if transport == "auto":
         interface = selection.target.interface if selection.target else None
         transport = "remote" if selection.remote else (interface or "PCI").lower()
@@ -164,6 +214,8 @@ def find(selection: Selection, transport: str = "auto", *, host: HostFiles = HOS
         return _find_mock(selection)
     if kind == "pci":
         return _find_sysfs(host, touch)
+    if kind == "usb":
+        return _find_usb(selection)
     raise NotSupported(f"searching devices over {kind}", means=NOT_BUILT.get(kind, "this transport is not built yet"))
 
 
@@ -177,8 +229,8 @@ def _find_mock(selection: Selection) -> list[Found]:
         except BusLost as error:
             identity, problem = None, error
         details = {"power_state": SIMULATED_POWER_STATES[function.power_state] if problem is None else ""}
-        lock_name = machine.lock_name(function.address) if machine.state_dir is not None else ""
-        found.append(Found(function.address, "mock", identity, opener, details=details, problem=problem, lock_name=lock_name, lock_directory=machine.state_dir))
+        lock_name = machine.lock_name(function.address) if machine.lock_dir is not None else ""
+        found.append(Found(function.address, "mock", identity, opener, details=details, problem=problem, lock_name=lock_name, lock_directory=machine.lock_dir))
     return found
 
 
@@ -190,6 +242,96 @@ def _find_sysfs(host: HostFiles, touch: bool) -> list[Found]:
         opener = lambda address=function.address: sysfs.SysfsPciDevice(address, host=host)  # noqa: E731
         found.append(Found(function.address, "pci", function.id, opener, bars=function.bars, details=function.to_dict(), lock_name=function.address))
     return found
+
+
+@dataclass(frozen=True)
+class Usb:
+    """Where USB bridges are: pyusb's backend, the clock they live by, and how they are locked."""
+
+    backend: Any
+    clock: Clock
+    lock: Callable[[str], Callable[[], None]] | None
+
+
+def usb_of(selection: Selection) -> Usb:
+    """The USB of this machine, or of the simulated one. Raises NotSupported where no libusb can be loaded."""
+    from bridges.asm24.usb import system_backend
+
+    if profile_of(selection) is None:
+        return Usb(system_backend(), HOST_CLOCK, lambda address: acquire(address).release)
+    machine = machine_of(selection)
+    directory = machine.lock_dir
+    lock = None if directory is None else lambda address: acquire(f"mock:{machine.name}:{address}", directory).release
+    return Usb(machine.usb_backend(), machine.clock, lock)
+
+
+def usb_bridges(selection: Selection) -> list[UsbBridge]:
+    """The attached bridges of a selection, by address; nothing is sent to them."""
+    from bridges.asm24.usb import attached
+
+    usb = usb_of(selection)
+    return attached(usb.backend) if usb.backend is not None else []
+
+
+def choose_bridge(selection: Selection) -> UsbBridge:
+    """The bridge that a selection means: by index ("0", "usb:0") or address ("usb:1-7"). Raises BridgeNotFound, UsageError."""
+    from bridges.asm24.errors import BridgeNotFound
+
+    bridges = usb_bridges(selection)
+    by_address = {each.address: each for each in bridges}
+    if not bridges:
+        raise BridgeNotFound("no USB bridge is attached", read=usb_searched())
+    wanted = selection.device
+    if wanted is None and selection.target is not None:
+        return by_address[selection.target.choose(list(by_address))[0]]
+    if wanted is None:
+        return bridges[0]
+    if wanted in by_address:
+        return by_address[wanted]
+    index = wanted.removeprefix("usb:")
+    if index.isdigit() and int(index) < len(bridges):
+        return bridges[int(index)]
+    raise BridgeNotFound(f"no USB bridge {wanted}", read=f"attached: {', '.join(by_address)}", means="bridges are named by number from 0, or by bus and port")
+
+
+def usb_searched() -> str:
+    """What a search for bridges looks for, in words."""
+    from bridges.asm24.ids import IDENTITIES
+
+    ids = ", ".join(f"{each.vendor:04x}:{each.product:04x}"[: 9 if each.product_mask == 0xFFFF else 8].ljust(9, "?") for each in IDENTITIES)
+    return f"USB devices with the ids {ids}"
+
+
+def _find_usb(selection: Selection) -> list[Found]:
+    """Each bridge with the device behind it. The link is brought up and buses are numbered, which nobody else does there."""
+    from bridges.asm24.info import look_behind
+
+    usb = usb_of(selection)
+    found = []
+    for bridge in usb_bridges(selection):
+        opener = lambda bridge=bridge: open_usb(selection, bridge)  # noqa: E731
+        details: dict[str, Any] = {"bridge": {"address": bridge.address, "vendor": bridge.vendor, "product_id": bridge.product, "usb_speed": bridge.speed}}
+        identity, problem = None, None
+        try:
+            behind = look_behind(bridge, usb.backend, clock=usb.clock, lock=usb.lock)
+        except TghwError as error:
+            problem = error
+        else:
+            identity, problem = behind.identity, behind.problem
+            details = {"bridge": behind.info.to_dict(), "link": behind.info.link, "link_max": behind.info.link_max}
+        machine = machine_of(selection) if profile_of(selection) is not None else None
+        lock_name = bridge.address if machine is None else machine.lock_name(bridge.address) if machine.lock_dir is not None else ""
+        directory = machine.lock_dir if machine is not None else None
+        found.append(Found(bridge.address, "usb", identity, opener, details=details, problem=problem, lock_name=lock_name, lock_directory=directory))
+    return found
+
+
+def open_usb(selection: Selection, bridge: UsbBridge) -> Asm24PciDevice:
+    """Open the device behind a bridge."""
+    from bridges.asm24.device import Asm24PciDevice
+
+    usb = usb_of(selection)
+    return Asm24PciDevice.open(bridge, usb.backend, clock=usb.clock, lock=usb.lock)
 
 
 def choose(found: list[Found], device: str | None) -> Found:
@@ -215,6 +357,8 @@ def amd_gpus(selection: Selection, transport: str = "auto") -> list[Found]:
 
 def open_pci(selection: Selection, transport: str = "auto") -> PciDevice:
     """Open the selected AMD GPU as a PCI function. Raises NothingFound, BusLost, DeviceBusy, PermissionMissing."""
+    if transport_of(selection, transport) == "usb":
+        return open_usb(selection, choose_bridge(selection))
     everything = find(selection, transport)
     gpus = [each for each in everything if each.is_amd_gpu]
     if not gpus:

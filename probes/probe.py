@@ -6,7 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from bridges.open import Found, Selection, find, firmware_of, transport_of
+from bridges.asm24.errors import BridgeNotFound
+from bridges.asm24.ids import UDEV_FILE, udev_rule
+from bridges.open import Found, Selection, find, firmware_of, transport_of, usb_searched
 from drivers.amd.chips import VENDOR_AMD, chip_of
 from hw.errors import BarUnassigned, BusLost, DeviceBusy, MemoryDisabled, NothingFound, PermissionMissing, TghwError
 from hw.pci import config
@@ -18,6 +20,11 @@ from probes.context import current
 NO_DEVICE_REMEDY = (
     "check that the card has power and appears in `lspci`; for a USB bridge: `tghw probe --transport usb`; "
     "without hardware: `tghw --mock navi31 probe`"
+)
+
+USB_REMEDY = (
+    "check cable and power of the bridge; a bridge that `lsusb` shows and this command may not open needs these lines in {file} "
+    "(then `udevadm control --reload`, and plug it in again):\n{rule}\n  without hardware: `tghw --mock navi31-asm24 probe`"
 )
 
 AWAKE = ("D0", "", None)
@@ -37,6 +44,8 @@ def probe(
     kind = transport_of(selection, transport)
     found = find(selection, transport)
     shown = [each for each in found if everything or each.is_amd_gpu or each.problem is not None]
+    if not shown and kind == "usb":
+        raise BridgeNotFound("no USB bridge was found", read=f"looked for {usb_searched()}", remedy=USB_REMEDY.format(rule=udev_rule(), file=UDEV_FILE))
     if not shown:
         raise NothingFound("no device was found", read=f"{len(found)} functions on {_bus_name(kind)}, none of them an AMD GPU", remedy=NO_DEVICE_REMEDY)
     described = []
@@ -82,6 +91,7 @@ def _describe(each: Found, index: int | None, selection: Selection) -> dict[str,
         "boot_state": None,
         "held_by": None,
         "problem": each.problem.to_dict() if each.problem else None,
+        "bridge": each.details.get("bridge"),
     }
     if each.problem is not None:
         item["boot_state"] = "dead-bus"
@@ -108,7 +118,7 @@ def _describe(each: Found, index: int | None, selection: Selection) -> dict[str,
 def _read_device(item: dict[str, Any], device: PciDevice, each: Found, selection: Selection) -> None:
     item["bars"] = [_bar_dict(bar) for bar in device.bars.values()]
     info = config.decode(device.config)
-    if info.pcie is not None:
+    if info.pcie is not None and not item["bridge"]:  # behind a bridge the slot's link counts, not that inside the card
         item["link"], item["link_max"] = info.pcie.link_status, info.pcie.link_capability
     power = next((each for each in info.capabilities if isinstance(each, PowerManagement)), None)
     if power is not None:
@@ -131,6 +141,15 @@ def _bar_dict(bar: Bar) -> dict[str, Any]:
     }
 
 
+def _show_bridge(bridge: dict[str, Any]) -> None:
+    """What a GPU behind USB hangs on."""
+    firmware = f", {bridge['firmware']} firmware {bridge['version']}".rstrip() if "firmware" in bridge else ""
+    render.say(f"    bridge  {bridge['vendor']:04x}:{bridge['product_id']:04x} {bridge.get('product', '')}{firmware}")
+    render.say(f"    USB     {bridge['usb_speed']:g} Mb/s")
+    if bridge.get("degraded"):
+        render.say(f"    note    {bridge['degraded']}", style="yellow")
+
+
 def _show(item: dict[str, Any]) -> None:
     number = f"[{item['index']}] " if item["index"] is not None else "    "
     ids = f"{item['vendor']:04x}:{item['device']:04x} rev {item['revision']:02x}" if item["vendor"] is not None else "no answer"
@@ -143,6 +162,8 @@ def _show(item: dict[str, Any]) -> None:
         facts.append(("link", f"{link} (max {item['link_max']})"))
     for label, text in facts:
         render.say(f"    {label:<8}{text}")
+    if item["bridge"]:
+        _show_bridge(item["bridge"])
     for bar in item["bars"]:
         place = f"{bar['address']:#014x}" if bar["address"] else "unassigned    "
         kind = "I/O" if bar["is_io"] else ("64-bit" if bar["is_64bit"] else "32-bit") + (" prefetchable" if bar["prefetchable"] else "")
