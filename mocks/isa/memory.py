@@ -25,12 +25,10 @@ def emit_vector_memory(c: Context, instruction: Instruction) -> None:
 
 
 def _move_in(c: Context, access: Access, mode: Value, number: int) -> None:
-    c.regs.check(number, access.dwords)
     c.b.call(load_mover(access), None, c.ctx, c.exec_value(), mode, c.regs.row(number))
 
 
 def _move_out(c: Context, access: Access, mode: Value, number: int) -> None:
-    c.regs.check(number, access.dwords)
     c.b.call(store_mover(access), None, c.ctx, c.exec_value(), mode, c.regs.row(number))
 
 
@@ -67,10 +65,12 @@ def _emit_ds(c: Context, instruction: Instruction) -> None:
     writing = rt.MAY_BE_CONTIGUOUS | L.WRITE
     if family == "ds_load":
         access = LOADS[name.removeprefix("ds_load_")]
+        c.regs.check(fields["vdst"], access.dwords)
         mode = _lds_address(c, c.regs.row(fields["addr"]), offset, access.size, reading)
         _move_in(c, access, mode, fields["vdst"])
     elif family == "ds_store":
         access = STORES[name.removeprefix("ds_store_")]
+        c.regs.check(fields["data0"], access.dwords)
         mode = _lds_address(c, c.regs.row(fields["addr"]), offset, access.size, writing)
         _move_out(c, access, mode, fields["data0"])
     elif family in ("ds_load2", "ds_store2"):
@@ -91,6 +91,8 @@ def _pair_offsets(c: Context, size: int) -> tuple[int, int]:
 
 def _two_addresses(c: Context, loading: bool) -> None:
     access = LOADS[c.inst.mnemonic.rpartition("_")[2]]
+    for k in (0, 1):
+        c.regs.check(c.inst.fields["vdst"] + k * access.dwords if loading else c.inst.fields[f"data{k}"], access.dwords)
     address = _copied(c, c.inst.fields["addr"], "address")
     flags = rt.MAY_BE_CONTIGUOUS | (L.READ if loading else L.WRITE)
     for k, offset in enumerate(_pair_offsets(c, access.size)):
@@ -136,7 +138,10 @@ def _lds_atomic(c: Context, offset: int) -> None:
             c.b.call(function, None, c.ctx, c.exec_value(), data[k], data[k], target.at(k * dwords * L.VGPR_ROW))
         return
     _lds_address(c, c.regs.row(fields["addr"]), offset, 4 * dwords, flags)
-    second = c.regs.row(fields["data1"]) if len(c.part.src) > 2 else c.regs.row(fields["data0"])
+    second = c.regs.row(fields["data0"])
+    if len(c.part.src) > 2:
+        c.regs.check(fields["data1"], dwords)
+        second = c.regs.row(fields["data1"])
     c.b.call(function, None, c.ctx, c.exec_value(), c.regs.row(fields["data0"]), second, target)
 
 
@@ -146,6 +151,7 @@ def _addtid(c: Context, offset: int) -> None:
     address = c.ctx.at(L.CTX_TEMP)
     address.store(start, 64)
     loading = c.inst.mnemonic == "ds_load_addtid_b32"
+    c.regs.check(c.inst.fields["vdst" if loading else "data0"])
     mode = _lds_address(c, address, offset, 4, rt.MAY_BE_CONTIGUOUS | (L.READ if loading else L.WRITE))
     if loading:
         _move_in(c, LOADS["b32"], mode, c.inst.fields["vdst"])
@@ -231,6 +237,7 @@ def _emit_flat(c: Context, instruction: Instruction) -> None:
     c.regs.flush()
     if operation.startswith("load_") and operation[5:] in LOADS:
         access = LOADS[operation[5:]]
+        c.regs.check(instruction.fields["vdst"], access.dwords)
         mode = _flat_address(c, access.size, rt.MAY_BE_CONTIGUOUS | L.READ)
         _move_in(c, access, mode, instruction.fields["vdst"])
     elif operation.startswith("store_") and operation[6:] in STORES:
@@ -276,8 +283,6 @@ def _atomic_call(c: Context, op: str, data: int, target: Value) -> None:
     words = op.split("_")
     dwords = int(words[-1][1:]) // 32
     second = data + dwords if words[0] == "cmpswap" else data
-    c.regs.check(data, dwords)
-    c.regs.check(second, dwords)
     function = atomic(update_name(words, words[-1]), dwords)
     c.b.call(function, None, c.ctx, c.exec_value(), c.regs.row(data), c.regs.row(second), target)
 
@@ -285,16 +290,18 @@ def _atomic_call(c: Context, op: str, data: int, target: Value) -> None:
 def _flat_atomic(c: Context, op: str) -> None:
     fields = c.inst.fields
     dwords = int(op.rpartition("_")[2][1:]) // 32
+    c.regs.check(fields["data"], 2 * dwords if "cmpswap" in op else dwords)
+    c.regs.check(fields["vdst"], dwords if fields["glc"] else 0)
     _flat_address(c, 4 * dwords, L.READ | L.WRITE)
     target = c.b.const("ptr", 0)
     if fields["glc"]:
-        c.regs.check(fields["vdst"], dwords)
         target = c.regs.row(fields["vdst"])
     _atomic_call(c, op, fields["data"], target)
 
 
 def _flat_addtid(c: Context, loading: bool) -> None:
     b, fields = c.b, c.inst.fields
+    c.regs.check(fields["vdst" if loading else "data"])
     row = c.ctx.at(L.CTX_TEMP)
     row.store(b.vector("i32", [4 * lane for lane in range(LANES)]), 64)
     base = (b.i64(0) if fields["saddr"] == NULL else c.regs.read_s64(fields["saddr"])) + _immediate(c)
@@ -320,6 +327,7 @@ def _emit_buffer(c: Context, instruction: Instruction) -> None:
     data = fields["vdata"]
     if operation.startswith("load_"):
         access = LOADS[operation[5:]]
+        c.regs.check(data, access.dwords)
         _move_in(c, access, _buffer_address(c, access.size, L.READ), data)
     elif operation.startswith("store_"):
         access = STORES[operation[6:]]
@@ -327,6 +335,7 @@ def _emit_buffer(c: Context, instruction: Instruction) -> None:
         _move_out(c, access, _buffer_address(c, access.size, L.WRITE), data)
     else:
         op = operation.removeprefix("atomic_")
+        c.regs.check(data, int(op.rpartition("_")[2][1:]) // 32 * (2 if "cmpswap" in op else 1))
         _buffer_address(c, int(op.rpartition("_")[2][1:]) // 8, L.READ | L.WRITE)
         _atomic_call(c, op, data, c.regs.row(data) if fields["glc"] else c.b.const("ptr", 0))
     c.regs.forget_vectors()

@@ -16,8 +16,16 @@ KEPT_VGPRS = 14
 INTERLEAVE = [lane + half * LANES for lane in range(LANES) for half in (0, 1)]
 
 
+SGPR_CODES = 128  # operand codes of scalar registers
+
+
 class RegisterOutOfRange(Exception):
-    """The instruction names a VGPR that the wave was not given."""
+    """The instruction names a register that the wave was not given."""
+
+
+def check_scalars(code: int, count: int = 1) -> None:
+    if code + count > SGPR_CODES:
+        raise RegisterOutOfRange(f"scalar register tuple of {count} dwords from operand code {code}")
 
 
 class Registers:
@@ -117,6 +125,7 @@ class Registers:
     def read_s(self, code: int) -> Value:
         if code == NULL:
             return self.b.i32(0)
+        check_scalars(code)
         if code == EXEC_LO and self.full:
             return self.b.i32(-1)
         if code not in self.s:
@@ -126,6 +135,7 @@ class Registers:
     def write_s(self, code: int, value: Value) -> None:
         if code == NULL:
             return
+        check_scalars(code)
         self.s[code] = value.as_int()
         self.s_dirty.add(code)
         self.masks.pop(code, None)

@@ -6,6 +6,7 @@ from mocks.isa import layout as L
 from mocks.isa.context import Context, Unmodelled
 from mocks.isa.instruction import NULL, VCC_LO, Instruction
 from mocks.isa.ir import Value
+from mocks.isa.registers import check_scalars
 from mocks.isa.rt_memory import scalar_load
 from mocks.isa.salu import Outcome, define
 
@@ -94,6 +95,7 @@ def emit_scalar_memory(c: Context, instruction: Instruction) -> None:
     base = fields["sbase"] * 2
     dst = instruction.dst
     assert dst is not None
+    check_scalars(dst.code, count)
     c.regs.flush()
     target = c.wave.at(L.WAVE_SGPR + 4 * dst.code)
     if instruction.family == "smem_load":

@@ -6,14 +6,19 @@ import ctypes
 import struct
 from dataclasses import replace
 
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hw.errors import NotModelled, NotSupported
+from mocks.isa import UnknownInstruction, decode
 from mocks.isa import layout as L
 from mocks.isa.bench import compile_kernel
 from mocks.isa.executor import DONE, FAULT, ILLEGAL, RUNNING, TRAP, Dispatch, Executor, mode_from_rsrc1, vgprs_from_rsrc1
 from mocks.isa.port import EXEC, PAGE, READ, WRITE, FlatMemory
+from mocks.isa.translate import Unit
 from tests.mocks.isa import programs
 from tests.mocks.isa.assemble import VGPR0, encode
 from tests.mocks.isa.kernels import Gpu
@@ -185,6 +190,45 @@ def test_registers_beyond_the_allocation_are_illegal() -> None:
     assert (wave.state.kind, wave.state.pc) == (ILLEGAL, CODE + 4)
     assert "v8 with 8 VGPRs" in wave.state.reason
     assert wave.v(7) == 1
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        encode("SMEM", "s_load_b512", sdata=120, sbase=0),
+        encode("SOP1", "s_mov_b64", sdst=127, ssrc0=128),
+        encode("SOP1", "s_mov_b64", sdst=10, ssrc0=127),
+        encode("GLOBAL", "global_load_b128", vdst=253, addr=2),
+        encode("DS", "ds_cmpstore_b64", addr=1, data0=2, data1=255),
+    ],
+)
+def test_register_tuples_beyond_the_last_register_are_illegal(code: bytes) -> None:
+    """They would otherwise reach the executor's own data behind the registers."""
+    wave = execute([encode("SOPP", "s_nop"), code])
+    assert (wave.state.kind, wave.state.pc) == (ILLEGAL, CODE + 4)
+
+
+RANDOM_HEADS = [
+    0xBE800000, 0xBF000000, 0xBF800000, 0xB0000000, 0x80000000, 0x7E000000, 0x7C000000, 0x00000000, 0xD4000000, 0xCC000000, 0xC8000000, 0xF4000000,
+    0xD8000000, 0xDC000000, 0xE0000000,
+]  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.sampled_from(RANDOM_HEADS), st.binary(min_size=20, max_size=20), st.sampled_from([0x3F0, 0x300, 0x305, 0x7FF]), st.booleans())
+def test_any_bytes_are_translated_or_refused(head: int, data: bytes, mode: int, full: bool) -> None:
+    """Nothing else than "unknown instruction" may come out of decoding, printing and translating."""
+    code = struct.pack("<I", head | struct.unpack("<I", data[:4])[0] & 0x007FFFFF) + data[4:]
+    try:
+        instruction = decode(code)
+    except UnknownInstruction as unknown:
+        assert unknown.words
+        return
+    assert instruction.text and 4 <= instruction.size <= 20
+    program = code[: instruction.size] + END
+    unit = Unit("gfx1100", lambda va, size: program[va : va + size], 0, 256, full, False)
+    unit.find_blocks(0, mode)
+    llvm.parse_assembly(unit.write("unit")).verify()
 
 
 def test_an_instruction_without_model_is_named() -> None:
