@@ -68,7 +68,7 @@ class PagemapMemory:
             memory = mmap.mmap(-1, length, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | MAP_LOCKED | MAP_POPULATE)
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EPERM):
-                raise MemlockLimit(f"locking {length:#x} bytes", read=f"{os.strerror(error.errno)}; limit {_memlock_limit()}") from error
+                raise MemlockLimit(f"locking {length:#x} bytes", read=f"{os.strerror(error.errno)}; limit {memlock_limit()}") from error
             raise DmaError(f"allocating {length:#x} bytes", read=os.strerror(error.errno or 0), remedy="free memory on this host") from error
         return self._finish(memory, length)
 
@@ -132,7 +132,8 @@ class PagemapMemory:
         return next((" ".join(line.split()) for line in lines if line.startswith("HugePages_Free")), "no count in /proc/meminfo")
 
 
-def _memlock_limit() -> str:
+def memlock_limit() -> str:
+    """How much memory this process may lock, in words."""
     import resource
 
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)

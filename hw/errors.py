@@ -136,6 +136,30 @@ class LockUnavailable(TghwError):
     default_remedy = "make the directory writable, or set TGHW_LOCK_DIR to one that every user of the device shares"
 
 
+class ModuleInUse(Refused):
+    """A kernel module that something uses cannot be unloaded. Nothing was done."""
+
+    code = "module-in-use"
+    default_means = "unloading it would take the devices away from those that use them; the kernel refuses that too"
+    default_remedy = "stop what is named above (a display manager, a compute job), then try again; `tghw smi amd --pids` lists processes"
+
+
+class ModuleLoaded(TghwError):
+    """A kernel module is loaded that should not be."""
+
+    code = "module-loaded"
+    default_means = "the vendor's kernel driver takes every GPU it finds, also after a reset or a rescan"
+    default_remedy = "`tghw smi amd --module unload`, or keep the kernel from loading it (a blacklist line in /etc/modprobe.d)"
+
+
+class ModuleFailed(TghwError):
+    """modprobe did not do what it was told."""
+
+    code = "module-failed"
+    default_means = "the kernel refused: the module is in use, is not installed for this kernel, or its signature is not accepted"
+    default_remedy = "look at the kernel log"
+
+
 # --- the bus ----------------------------------------------------------------------------------------------------------
 
 
@@ -215,6 +239,38 @@ class BusMasterRefused(BusError):
     default_remedy = "check the kernel log for an IOMMU or AER complaint about this device, then reset it"
 
 
+class VfioUnavailable(BusError):
+    """The kernel's VFIO cannot be used for a device."""
+
+    code = "vfio-unavailable"
+    default_means = "the kernel's VFIO modules are not loaded, or the machine's IOMMU is off"
+    default_remedy = "as root: modprobe vfio-pci; without an IOMMU group: switch the IOMMU on in the firmware setup and boot with intel_iommu=on (AMD: on by default)"
+
+
+class GroupNotViable(Refused):
+    """Kernel drivers own other functions of the device's IOMMU group."""
+
+    code = "group-not-viable"
+    default_means = "the IOMMU cannot keep the functions of a group apart, so all of them must be given away together"
+    default_remedy = "unbind the functions named above from their drivers, or bind them to vfio-pci as well"
+
+
+class IommuRefused(BusError):
+    """The kernel does not put the device's IOMMU under this process."""
+
+    code = "iommu-refused"
+    default_means = "the IOMMU cannot do what VFIO asks of it"
+    default_remedy = "look at the kernel log"
+
+
+class IrqUnavailable(BusError):
+    """The device has interrupts, but they cannot be delivered to this process."""
+
+    code = "interrupts-unavailable"
+    default_means = "another user of the device has them, or its interrupt capability is damaged"
+    default_remedy = "reset the device and open it again"
+
+
 class MapFailed(BusError):
     """A BAR that has an address cannot be mapped into this process."""
 
@@ -237,6 +293,12 @@ class IommuActive(DmaError):
     code = "iommu-active"
     default_means = "an IOMMU translates this device's addresses, so that physical addresses of host memory mean nothing to it"
     default_remedy = "boot with iommu=pt (or amd_iommu=off / intel_iommu=off), or use the VFIO transport, which programs the IOMMU"
+
+
+class IovaExhausted(DmaError):
+    code = "iova-exhausted"
+    default_means = "the range of addresses that the IOMMU and the device share is used up, or the IOMMU takes no more mappings"
+    default_remedy = "free DMA memory; for many small pieces raise vfio_iommu_type1's option dma_entry_limit"
 
 
 class PagemapHidden(DmaError):

@@ -45,6 +45,10 @@ class HostFiles:
         except OSError:
             return ""
 
+    def may_use(self, path: Path) -> bool:
+        """Whether this process may read and write a file, without opening it (opening some device nodes takes the device)."""
+        return os.access(path, os.R_OK | os.W_OK)
+
     def open(self, path: Path, flags: int) -> int:
         """A close-on-exec descriptor. Raises OSError."""
         return os.open(path, flags | os.O_CLOEXEC)

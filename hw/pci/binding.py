@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Collection
 from pathlib import Path
 
 from hw.clock import HOST_CLOCK, Clock
@@ -35,11 +36,16 @@ def users_of(address: str, host: HostFiles = HOST) -> list[Holder]:
     nodes = {f"/dev/dri/{path.name}" for path in directory.glob("drm/*")}
     for pattern in DRIVER_NODES.get(driver_of(address, host), ()):
         nodes |= {f"/dev/{path.name}" for path in host.dev.glob(pattern)}
-    users = []
-    for process in sorted(host.proc.glob("[0-9]*"), key=lambda path: int(path.name)):
-        if nodes and any(target in nodes for target in _open_files(process)):
-            users.append(describe_process(int(process.name), host.proc) or Holder(int(process.name)))
-    return users
+    return holders_of(nodes, host)
+
+
+def holders_of(nodes: Collection[str], host: HostFiles = HOST) -> list[Holder]:
+    """Processes that have one of these device nodes ("/dev/...") open, as far as this user may see."""
+    holders = []
+    for process in sorted(host.proc.glob("[0-9]*"), key=lambda path: int(path.name)) if nodes else ():
+        if any(target in nodes for target in _open_files(process)):
+            holders.append(describe_process(int(process.name), host.proc) or Holder(int(process.name)))
+    return holders
 
 
 def _open_files(process: Path) -> list[str]:

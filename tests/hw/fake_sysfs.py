@@ -77,6 +77,7 @@ class FakeHost(HostFiles):
         enabled: int = 0,
         parent: str = "pci0000:00",
         iommu_type: str = "",
+        iommu_group: str = "",
         **attributes: str,
     ) -> FakeFunction:
         """A function whose attributes follow from its configuration image; further attribute files by keyword."""
@@ -110,15 +111,21 @@ class FakeHost(HostFiles):
         self.functions[address] = function
         self._write_resources(function)
         if driver:
-            home = self.sys / "bus" / "pci" / "drivers" / driver
-            home.mkdir(exist_ok=True)
-            self.put(home / "unbind", "")
-            (directory / "driver").symlink_to(home)
+            (directory / "driver").symlink_to(self.add_driver(driver))
         if iommu_type:
-            group = self.sys / "kernel" / "iommu_groups" / str(len(self.functions))
+            group = self.sys / "kernel" / "iommu_groups" / (iommu_group or str(len(self.functions)))
             self.put(group / "type", iommu_type)
+            (group / "devices").mkdir(exist_ok=True)
+            (group / "devices" / address).symlink_to(directory)
             (directory / "iommu_group").symlink_to(group)
         return function
+
+    def add_driver(self, name: str) -> Path:
+        """A loaded kernel driver."""
+        home = self.sys / "bus" / "pci" / "drivers" / name
+        home.mkdir(exist_ok=True)
+        self.put(home / "unbind", "")
+        return home
 
     def _write_resources(self, function: FakeFunction) -> None:
         lines = []
@@ -177,8 +184,16 @@ class FakeHost(HostFiles):
                 if gone.removed:
                     (self.pci / address).symlink_to(gone.directory)
                     gone.removed = False
-        elif function is None or name in ("drivers_probe", "reset"):
+        elif name == "drivers_probe":
+            function = self.functions[text.strip()]
+            home = self.sys / "bus" / "pci" / "drivers" / (self.text(function.directory / "driver_override") or "(null)")
+            if home.is_dir() and not function.driver:
+                function.driver = home.name
+                (function.directory / "driver").symlink_to(home)
+        elif function is None or name == "reset":
             return
+        elif name == "driver_override":
+            self.put(path, text.strip() or "(null)")
         elif name == "enable":
             count = int(self.text(path) or 0) + (1 if text.strip() == "1" else -1)
             self.put(path, str(count))

@@ -461,7 +461,7 @@ def test_driver_override_is_written_and_probed(host: FakeHost, gpu: FakeFunction
     assert host.text(gpu.directory / "driver_override") == "vfio-pci"
     assert host.written[-1] == ("sys/bus/pci/drivers_probe", GPU)
     binding.override_driver(GPU, None, host)
-    assert host.text(gpu.directory / "driver_override") == ""
+    assert host.text(gpu.directory / "driver_override") == "(null)"
     host.write_faults["drivers_probe"] = errno.EINVAL
     with pytest.raises(DriverBound) as caught:
         binding.override_driver(GPU, "vfio-pci", host)
