@@ -291,7 +291,8 @@ def _flat_atomic(c: Context, op: str) -> None:
     fields = c.inst.fields
     dwords = int(op.rpartition("_")[2][1:]) // 32
     c.regs.check(fields["data"], 2 * dwords if "cmpswap" in op else dwords)
-    c.regs.check(fields["vdst"], dwords if fields["glc"] else 0)
+    if fields["glc"]:
+        c.regs.check(fields["vdst"], dwords)
     _flat_address(c, 4 * dwords, L.READ | L.WRITE)
     target = c.b.const("ptr", 0)
     if fields["glc"]:

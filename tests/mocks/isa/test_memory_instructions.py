@@ -145,6 +145,12 @@ def test_atomics(op: str, before: int, operand: int, after: int) -> None:
     assert [hex(x) for x in struct.unpack("<2I", port.read(DATA, 8))] == [hex(after)] * 2
 
 
+def test_the_unused_destination_of_an_atomic_does_not_matter() -> None:
+    port = memory(words(5))
+    assert done(g("global_atomic_add_u32", vdst=255, data=4), v={4: 1} | at(DATA), memory=port, s={EXEC_LO: 1}, vgprs=8).state.kind == "done"
+    assert port.read(DATA, 4) == words(6)
+
+
 def test_atomics_take_lanes_one_after_another() -> None:
     port = memory(words(100))
     wave = done(g("global_atomic_add_u32", vdst=0, data=0, glc=1), v={0: LANES} | at(DATA), memory=port)
