@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,10 +15,6 @@ from firmware.spi.method import Choice
 from firmware.spi.writer import first_difference
 
 log = logging.getLogger(__name__)
-
-ProgressOf = Callable[[str], Progress]
-"""makes the progress of a part of the work from its name"""
-
 
 @dataclass(frozen=True)
 class Backup:
@@ -70,11 +65,11 @@ def read_whole(choice: Choice, progress: Progress = no_progress) -> bytes:
     return content
 
 
-def read_twice(choice: Choice, progress_of: ProgressOf = lambda part: no_progress) -> bytes:
+def read_twice(choice: Choice, progress: Progress = no_progress) -> bytes:
     """The whole flash, read twice and equal. Raises ReadUnstable, and what read_whole() raises."""
     with choice.source.session():
-        first = read_whole(choice, progress_of("reading"))
-        second = read_whole(choice, progress_of("reading again"))
+        first = read_whole(choice, lambda done, total: progress(done, 2 * total))
+        second = read_whole(choice, lambda done, total: progress(total + done, 2 * total))
     problem = first_difference(first, second)
     if problem is not None:
         at = problem.address
