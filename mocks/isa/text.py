@@ -68,10 +68,6 @@ def operand_text(operand: Operand, literal: int | None, halves: bool = False) ->
         text = "0.15915494309189532" if operand.kind.dtype in ("f64", "u64", "i64", "b64") else "0.15915494"
     else:
         text = scalar(operand.code, count)
-        if halves and operand.half and operand.code < 128:
-            text += ".h"
-        elif halves and operand.half is not None and operand.code < 128:
-            text += ".l"
     constant = not operand.is_vgpr and operand.code >= 128 and operand.code not in (251, 252, 253, 254, 235, 236, 237, 238, 239)
     if operand.abs:
         text = f"|{text}|"
@@ -181,7 +177,7 @@ def _modifiers(instruction: Instruction, true16: bool) -> str:
         shown = fields["opsel"]
         if true16:
             for index, operand in enumerate(part.src):
-                if operand.half is not None:
+                if operand.half is not None and operand.is_vgpr:
                     shown &= ~(1 << index)
             if part.dst is not None and part.dst.half is not None:
                 shown &= ~8

@@ -65,7 +65,8 @@ def kernels() -> list[str]:
     for ty in ops.FLOATS:
         found += [ops.function([ty] * 3, [o]).gpu_ir() for o in ops.float_operations(ty) + ops.float_selections(ty)]
         found += [ops.function([ty] * 2, group).gpu_ir() for group in (ops.float_compares(ty), ops.class_tests(ty), ops.float_casts(ty))]
-    found += [programs.program(p) for p in (programs.REDUCE, programs.COLLATZ, programs.HISTOGRAM, programs.PRIVATE, programs.GENERIC, programs.CROSS)]
+    whole = (programs.UNIFORM, programs.WIDE, programs.SWAP_LOOPS, programs.REDUCE, programs.COLLATZ, programs.HISTOGRAM, programs.PRIVATE)
+    found += [programs.program(p) for p in (*whole, programs.GENERIC, programs.CROSS)]
     found += [programs.program(programs.matrix_product(kind), 32) for kind in ("f32_f16", "f32_bf16", "f16_f16", "bf16_bf16", "i32_iu8", "i32_iu4")]
     return [*found, bench.ADD_IR, bench.MATMUL_IR]
 

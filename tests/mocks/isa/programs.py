@@ -421,3 +421,25 @@ exit:
   ret void
 }
 """
+
+# 16-bit values that are the same for all work-items come as scalar operands of 16-bit instructions
+UNIFORM = """
+declare half @llvm.minnum.f16(half, half)
+define amdgpu_kernel void @kernel(ptr addrspace(1) noalias %out, ptr addrspace(1) noalias readonly %in, i16 %s, half %h, i32 %w) #0 {
+  %t = call i32 @llvm.amdgcn.workitem.id.x()
+  %x = zext i32 %t to i64
+  %p = getelementptr i16, ptr addrspace(1) %in, i64 %x
+  %v = load i16, ptr addrspace(1) %p
+  %a = add i16 %v, %s
+  %hi = lshr i32 %w, 16
+  %hi16 = trunc i32 %hi to i16
+  %b = mul i16 %a, %hi16
+  %c = sitofp i16 %b to half
+  %g = fmul half %c, %h
+  %k = fadd half %g, 0xH4123
+  %m = call half @llvm.minnum.f16(half %k, half %h)
+  %q = getelementptr half, ptr addrspace(1) %out, i64 %x
+  store half %m, ptr addrspace(1) %q
+  ret void
+}
+"""

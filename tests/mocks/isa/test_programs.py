@@ -163,6 +163,20 @@ def test_matrix_products(kind: str) -> None:
         assert np.array_equal(array(gpu, out, 256, wanted.dtype.type).reshape(32, 8), wanted)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_scalar_operands_of_16_bit_instructions() -> None:
+    gpu = Gpu()
+    data = np.random.default_rng(9).integers(-300, 300, 256).astype(np.int16)
+    out = gpu.buffer(512)
+    kernel = compile_kernel(programs.program(programs.UNIFORM))
+    arguments = struct.pack("<QQheI", out, gpu.buffer(data.tobytes()), 7, 0.5, 3 << 16 | 0x1234)
+    assert gpu.start(kernel, 1, arguments).run().kind == DONE
+    with np.errstate(over="ignore"):
+        product = ((data + np.int16(7)) * np.int16(3)).astype(np.int16).astype(np.float16)
+        expected = np.minimum(product * np.float16(0.5) + np.uint16(0x4123).reshape(1).view(np.float16), np.float16(0.5))
+    assert np.array_equal(array(gpu, out, 256, np.float16), expected)
+
+
 def test_wide_values_through_lds(gpu: Gpu) -> None:
     data = np.random.default_rng(7).integers(0, 1 << 32, (256, 4), dtype=np.uint32)
     out = gpu.buffer(256 * 12)
