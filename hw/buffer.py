@@ -29,6 +29,8 @@ class TransferBuffer(ABC):
     release_address: int
     receive_waits: bool
     """receive() waits for the release; where it does not, the caller makes sure first that the device has filled the buffer"""
+    peek_limit: int
+    """bytes from the start that the host can look at without a transfer of the buffer"""
     flags_address: int
     flags_size: int
 
@@ -43,6 +45,10 @@ class TransferBuffer(ABC):
     @abstractmethod
     def receive(self, size: int) -> bytes:
         """The first bytes of the buffer, after expect() and the device's release."""
+
+    @abstractmethod
+    def peek(self, offset: int, size: int) -> bytes:
+        """A few bytes within peek_limit as they are now, whoever wrote them."""
 
     @abstractmethod
     def read_flags(self, offset: int, size: int) -> bytes:

@@ -32,21 +32,25 @@ def poll(
     describe: Callable[[T], str] | None = None,
     means: str = "",
     remedy: str = "",
+    patient: bool = False,
 ) -> T:
     """Call read() until until(value) holds and return that value.
 
     what: what is awaited, as a clause for the error. within: seconds by `clock`. typical: seconds it usually takes; the first pause is
-    that long, so that a slow step costs few reads of the bus. describe: decodes the last value for the error.
+    that long, so that a slow step costs few reads of the bus. describe: decodes the last value for the error. patient: reads are dear,
+    so the typical time passes before the first one.
     Raises WaitTimeout naming what, limit, last value and time waited. One more read is made after the limit, so that a host that
     was asleep does not report a timeout of a device that was ready.
     """
+    if patient and typical:
+        clock.sleep(typical)
     value = read()
     if until(value):
         return value
     start = clock.now()
     shortest = max(FIRST_PAUSE, typical / 4)
     longest = max(LONGEST_PAUSE, typical / 2)
-    pause = typical
+    pause = shortest if patient else typical
     while True:
         waited = clock.now() - start
         expired = waited >= within

@@ -34,6 +34,7 @@ class SramBuffer(TransferBuffer):
         self.receive_limit = protocol.receive_limit
         self.receive_waits = protocol.receive_waits
         self.release_address = RELEASE_BUS_ADDRESS
+        self.peek_limit = VISIBLE
         self.flags_address = FLAGS_BUS_ADDRESS
         self.flags_size = FLAGS_SIZE
 
@@ -48,6 +49,12 @@ class SramBuffer(TransferBuffer):
     def receive(self, size: int) -> bytes:
         self._before()
         return self._protocol.receive(size)
+
+    def peek(self, offset: int, size: int) -> bytes:
+        if offset < 0 or offset + size > VISIBLE:
+            raise ValueError(f"{size} bytes at {offset:#x} of the bridge's memory cannot be looked at")
+        self._before()
+        return self._protocol.read_xdata(VISIBLE_XDATA + offset, size)
 
     def read_flags(self, offset: int, size: int) -> bytes:
         self._before()

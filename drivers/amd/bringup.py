@@ -33,6 +33,9 @@ IFWI_READY = 0x16061
 IFWI_READY_BIT = 1 << 31
 IFWI_WITHIN = 2.0
 
+BRIDGE_ALIGN = 1 << 20
+"""the PSP's boot loader is told addresses in MiB"""
+
 BOOT_TAG = 0x54474831
 """SCRATCH_REG7 of a card that this driver initialised; to be changed with the boot memory's layout or the sequence"""
 CLEAN, RUNNING = 0, 1
@@ -177,6 +180,9 @@ class Bringup:
         for page in pages:
             dev.vram.fill(page, bootmem.PAGE)
         dev.memory = MemoryManager(dev)
+        buffer = dev.pci.transfer_buffer
+        if buffer is not None:
+            dev.bridge_memory = dev.memory.map_bridge(buffer.address, buffer.size, BRIDGE_ALIGN)
 
     # --- firmware engines ---
 

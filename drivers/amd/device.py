@@ -52,7 +52,7 @@ from hw.poll import poll
 from hw.regs import Register, RegisterBlock
 
 if TYPE_CHECKING:
-    from drivers.amd.memory import MemoryManager
+    from drivers.amd.memory import Allocation, MemoryManager
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +90,8 @@ class AmdDevice:
     boot_memory: BootMemory
     boot_range: Tlsf
     memory: MemoryManager
+    bridge_memory: Allocation
+    """a bridge's memory as the GPU sees it, at a multiple of 1 MiB; only where the transport has a transfer buffer"""
     arch: str
     """LLVM target, "gfx1100" """
     vram_size: int
@@ -261,7 +263,12 @@ class AmdDevice:
                 raise self.lost(f"waiting for {what}", register.name)
             return value
 
-        return poll(read, until, what=what, within=within, typical=typical, clock=self.clock, describe=register.describe)
+        return poll(read, until, what=what, within=within, typical=typical, clock=self.clock, describe=register.describe, patient=self.reads_are_dear)
+
+    @property
+    def reads_are_dear(self) -> bool:
+        """Every access is a round trip to somewhere: wait before looking, look once at much."""
+        return self.space.window.cost == "round_trip"
 
     def lost(self, what: str, place: str) -> BusError:
         """The error for all ones read at `place` while doing `what`."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from drivers.amd.bootmem import BOOT_SIZE, RESERVED_TOP, BootMemory
-from drivers.amd.page_entries import GFX11, HOST, PAGE, PAGE_SHIFT, SHIFTS, VRAM, VRAM_UNCACHED, EntryFormat, Kind, fragment_within
+from drivers.amd.page_entries import BRIDGE_SRAM, GFX11, HOST, PAGE, PAGE_SHIFT, SHIFTS, VRAM, VRAM_UNCACHED, EntryFormat, Kind, fragment_within
 from drivers.amd.pagetables import VA_BASE, VA_SIZE, PageTables
 from hw.alloc import Tlsf
 from hw.errors import BadFree, NotSupported, OutOfMemory, WrongPhase
@@ -135,6 +135,16 @@ class MemoryManager:
             va_space().free(va)
             raise
         return self._keep(Allocation(va, size, kind, tuple((page, PAGE) for page in pages), view))
+
+    def map_bridge(self, address: int, size: int, align: int = PAGE) -> Allocation:
+        """Map memory of a bridge, one piece of bus addresses, also while booting. Raises MappingError, OutOfMemory, changing nothing."""
+        va = va_space().alloc(size, align)
+        try:
+            self.tables.map(va, size, [(address, size)], BRIDGE_SRAM)
+        except BaseException:
+            va_space().free(va)
+            raise
+        return self._keep(Allocation(va, size, BRIDGE_SRAM, ((address, size),), None))
 
     def free(self, allocation: Allocation) -> None:
         """Unmap a buffer and give its memory back. Nothing on the GPU may use it any more. Raises BadFree when it is not allocated."""

@@ -1,7 +1,7 @@
 """Security processor (PSP): from its boot loader over the secure OS (sOS) to the firmware of every engine.
 
-Every blob is copied to a message buffer in VRAM, made visible by an HDP flush, and named by its MC address: to the boot loader
-through a mailbox, to the sOS through a ring of commands. Sources: public amdgpu code (psp_v13_0, amdgpu_psp), layouts/psp.py.
+Every blob is put where the PSP can read it (psp_post.py) and named by its address: to the boot loader through a mailbox, to the sOS
+through a ring of commands. Sources: public amdgpu code (psp_v13_0, amdgpu_psp), layouts/psp.py.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from drivers.amd.layouts import psp as layout
 from drivers.amd.layouts.psp import BootLoaderCommand, Command, RingCommand
+from drivers.amd.psp_post import BridgePost, Post, VramPost
 from firmware.amd_files import FirmwareSet
 from firmware.amd_layouts import FirmwareType
 from firmware.amd_ucode import Part, Ucode
-from hw.errors import FirmwareInvalid, PspError, WaitTimeout
+from hw.errors import PspError, WaitTimeout
 from hw.poll import poll
 from hw.regs import Register
 
@@ -31,8 +32,6 @@ PSP_BYTES_PER_SECOND = 256e6
 """how fast the PSP takes firmware in, for the first pause of a wait"""
 RING_PAUSE = 20e-3
 """after a command on the sOS control mailbox"""
-PADDING = 16
-"""a blob is followed by four zero bytes and filled up to this"""
 FRAME_DWORDS = layout.FRAME_SIZE // 4
 TMR_MAX = 0x1300000
 """bytes set aside for the trusted memory region"""
@@ -61,6 +60,7 @@ class Psp:
         """the boot loader was given something since the last reset"""
         self._wptr = 0
         """dwords; where the next frame goes"""
+        self._post: Post | None = None
 
     def reg(self, number: int) -> Register:
         return self.dev.mp0[f"MP0_SMN_C2PMSG_{number}"]
@@ -81,9 +81,9 @@ class Psp:
                 log.debug("the container has no %s: left out", name)
                 continue
             self._boot_loader_ready(f"before {name}")
-            self._fill_message_buffer(sos.part(name).data, name)
+            self.post.put_loader_part(sos.part(name).data, name)
             self.touched = True
-            self.reg(36).write(self.message_mc >> layout.MESSAGE_BUFFER_ALIGN_SHIFT)
+            self.reg(36).write(self.post.loader_address >> layout.MESSAGE_BUFFER_ALIGN_SHIFT)
             self.reg(35).write(command)
             if command != BootLoaderCommand.LOAD_SOS:
                 self._boot_loader_ready(f"after {name}", typical=TYPICAL_COMPONENT)
@@ -117,9 +117,12 @@ class Psp:
     # --- ring ---
 
     @property
-    def message_mc(self) -> int:
-        """MC address of the message buffer."""
-        return self.dev.mc_base + self.dev.boot_memory.psp_message
+    def post(self) -> Post:
+        """The way for blobs and commands, chosen when memory is laid out."""
+        if self._post is None:
+            buffer = self.dev.pci.transfer_buffer
+            self._post = VramPost(self.dev) if buffer is None else BridgePost(buffer, self.dev.bridge_memory.va)
+        return self._post
 
     def create_ring(self) -> None:
         """Make the command ring; one that exists is destroyed first."""
@@ -156,42 +159,39 @@ class Psp:
 
     def submit(self, command: Command, payload: bytes = b"", *, what: str = "", typical: float = TYPICAL_COMMAND) -> Any:
         """Run one command and return its response. Raises PspError with the command and the status that it got."""
-        boot, mc = self.dev.boot_memory, self.dev.mc_base
+        post = self.post
         title = f"{command.name} ({int(command):#x})" + (f", {what}" if what else "")
         fence = self._wptr + 1
         header = layout.LAYOUT.pack("struct command_header", cmd_id=command)
-        self.dev.vram_write(boot.psp_command, (header + payload).ljust(layout.COMMAND_BUFFER_SIZE, b"\0"))
-        buffer_mc, fence_mc = mc + boot.psp_command, mc + boot.psp_fence
+        post.put_command(header + payload)
         frame = layout.LAYOUT.pack(
             "struct ring_frame",
-            cmd_buf_addr_lo=buffer_mc & 0xFFFFFFFF,
-            cmd_buf_addr_hi=buffer_mc >> 32,
-            fence_addr_lo=fence_mc & 0xFFFFFFFF,
-            fence_addr_hi=fence_mc >> 32,
+            cmd_buf_addr_lo=post.command_address & 0xFFFFFFFF,
+            cmd_buf_addr_hi=post.command_address >> 32,
+            fence_addr_lo=post.fence_address & 0xFFFFFFFF,
+            fence_addr_hi=post.fence_address >> 32,
             fence_value=fence,
         )
-        self.dev.vram_write(boot.psp_ring + 4 * self._wptr, frame)
+        self.dev.vram_write(self.dev.boot_memory.psp_ring + 4 * self._wptr, frame)
         self.dev.flush_hdp()
         self._wptr = (self._wptr + FRAME_DWORDS) % (layout.RING_SIZE // 4)
         self.reg(67).write(self._wptr)
         self._await_fence(fence, title, typical)
-        raw = self.dev.vram_read(boot.psp_command + layout.COMMAND_RESPONSE, layout.RESPONSE_SIZE)
-        response = layout.LAYOUT.parse("struct response", raw)
+        response = layout.LAYOUT.parse("struct response", post.response())
         if response.status:
             raise PspError(f"PSP command {title} failed", read=f"status {response.status:#x}{_status_name(response.status)}", means=_status_means(response.status))
         return response
 
     def _await_fence(self, fence: int, title: str, typical: float) -> None:
-        place = self.dev.boot_memory.psp_fence
-
         def read() -> int:
-            value = int.from_bytes(self.dev.vram_read(place, 4), "little")
+            value = self.post.fence()
             if value == 0xFFFFFFFF:
-                raise self.dev.lost(f"waiting for PSP command {title}", "the fence in VRAM")
+                raise self.dev.lost(f"waiting for PSP command {title}", "the fence")
             return value
 
+        what = f"fence of PSP command {title}"
         try:
-            poll(read, lambda value: value == fence, what=f"fence of PSP command {title}", within=WITHIN, typical=typical, clock=self.dev.clock)
+            poll(read, lambda value: value == fence, what=what, within=WITHIN, typical=typical, clock=self.dev.clock, patient=self.dev.reads_are_dear)
         except WaitTimeout as error:
             self.dev.check_alive(f"waiting for PSP command {title}")
             raise PspError(
@@ -216,8 +216,9 @@ class Psp:
 
     def load_toc(self, toc: bytes) -> int:
         """Hand over the table of contents; returns the size of trusted memory that it asks for, bytes."""
-        self._fill_message_buffer(toc, "TOC")
-        payload = layout.LAYOUT.pack("struct load_toc", toc_phy_addr_lo=self.message_mc & 0xFFFFFFFF, toc_phy_addr_hi=self.message_mc >> 32, toc_size=len(toc))
+        self.post.put_blob(toc, "TOC")
+        address = self.post.blob_address
+        payload = layout.LAYOUT.pack("struct load_toc", toc_phy_addr_lo=address & 0xFFFFFFFF, toc_phy_addr_hi=address >> 32, toc_size=len(toc))
         size: int = self.submit(Command.LOAD_TOC, payload).tmr_size
         if not 0 < size <= TMR_MAX:
             raise PspError("the table of contents asks for more trusted memory than is set aside", read=f"{size:#x} bytes, {TMR_MAX:#x} are there")
@@ -240,12 +241,13 @@ class Psp:
 
     def load_part(self, part: Part) -> None:
         """Hand over one part of a firmware file, under every type that it is loaded as."""
-        self._fill_message_buffer(part.data, part.name)
+        self.post.put_blob(part.data, part.name)
+        address = self.post.blob_address
         for number in part.types:
             payload = layout.LAYOUT.pack(
                 "struct load_ip_fw",
-                fw_phy_addr_lo=self.message_mc & 0xFFFFFFFF,
-                fw_phy_addr_hi=self.message_mc >> 32,
+                fw_phy_addr_lo=address & 0xFFFFFFFF,
+                fw_phy_addr_hi=address >> 32,
                 fw_size=len(part.data),
                 fw_type=number,
             )
@@ -260,13 +262,6 @@ class Psp:
         """Ask the secure OS for a reset of the whole chip. Raises PspError when it is not ready to listen."""
         self._control_ready("before a mode-1 reset")
         self.reg(64).write(RingCommand.MODE1_RESET)
-
-    def _fill_message_buffer(self, blob: bytes, name: str) -> None:
-        size = -(-(len(blob) + 4) // PADDING) * PADDING
-        if size > layout.MESSAGE_BUFFER_SIZE:
-            raise FirmwareInvalid(f"firmware part {name} of {len(blob):#x} bytes does not fit the PSP's message buffer of {layout.MESSAGE_BUFFER_SIZE:#x} bytes")
-        self.dev.vram_write(self.dev.boot_memory.psp_message, blob.ljust(size, b"\0"))
-        self.dev.flush_hdp()
 
 
 def _status_name(status: int) -> str:

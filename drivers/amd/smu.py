@@ -95,10 +95,17 @@ class Smu:
 
     def pin_clocks(self, level: int) -> None:
         """Hold every clock at one of its levels: HIGHEST while running, LOWEST when done."""
-        levels = {clock: self.levels(clock) for clock in PINNED_CLOCKS}
-        for clock, frequencies in levels.items():
-            if frequencies:
-                self._limit(clock, frequencies[level], frequencies[level])
+        wanted = {clock: self._end(clock, level) for clock in PINNED_CLOCKS}
+        for clock, frequency in wanted.items():
+            if frequency:
+                self._limit(clock, frequency, frequency)
+
+    def _end(self, clock: Clock, level: int) -> int:
+        """The highest or lowest frequency of a clock, MHz; 0 when the chip has not got it. Where a message is dear, one instead of one a level."""
+        if self.dev.reads_are_dear and clock not in self._levels:
+            return self.send("GetMaxDpmFreq" if level == HIGHEST else "GetMinDpmFreq", clock << 16, result=True) & ~layout.FINE_GRAINED
+        levels = self.levels(clock)
+        return levels[level] if levels else 0
 
     def release_clocks(self) -> None:
         """Let the controller choose every clock."""
