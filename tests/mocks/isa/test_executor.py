@@ -21,7 +21,7 @@ from mocks.isa.port import EXEC, PAGE, READ, WRITE, FlatMemory
 from mocks.isa.translate import Unit
 from tests.mocks.isa import programs
 from tests.mocks.isa.assemble import VGPR0, encode
-from tests.mocks.isa.kernels import Gpu
+from tests.mocks.isa.kernels import Function, Gpu
 from tests.mocks.isa.single import CODE, Wave, done, execute
 
 DATA = 0x20_0000_0000
@@ -285,6 +285,19 @@ def test_address_translations_are_cached_until_the_generation_changes() -> None:
     memory.unmap(memory.regions[-1])
     memory.generation -= 1
     assert run.step(1000).kind in (RUNNING, FAULT)
+
+
+def test_buffers_at_round_addresses_do_not_evict_each_other() -> None:
+    """Twelve outputs, each 256 MiB from the next: every mapping is asked for a few times, not once per wave."""
+    operations = [(f"f{k}", "i32", f"  %r = add i32 %a, {k}") for k in range(12)]
+    function = Function(["i32"], operations)
+    kernel = compile_kernel(function.gpu_ir())
+    gpu = Gpu()
+    outputs = [gpu.buffer(1 << 18) for _ in operations]
+    pointers = [*outputs, gpu.buffer(np.arange(1 << 16, dtype=np.int32).tobytes())]
+    assert gpu.start(kernel, 256, struct.pack("<13Q", *pointers)).run().kind == DONE
+    assert gpu.executor.tlb.misses < 60
+    assert [struct.unpack("<I", gpu.memory.read(out + 4000, 4))[0] for out in outputs] == [1000 + k for k in range(12)]
 
 
 def test_programs_are_found_again_by_their_bytes() -> None:
