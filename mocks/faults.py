@@ -61,9 +61,7 @@ FAULTS: dict[str, str] = {
     "config-retry": "the first configuration requests behind the USB bridge are answered with retry (argument: how many)",
     "tlp-completion": "the n-th PCIe request of the USB bridge fails (argument: n:ur, n:crs, n:ca, n:reserved or n:timeout, then :how many in a row)",
     "completion-lost": "the USB bridge does not notice the GPU's writes to its completion page",
-    "bridge-flash-protected": "the USB bridge's SPI flash is write-protected, and stays so",
-    "bridge-flash-busy": "the USB bridge's SPI flash never finishes an erase or a write",
-    "bridge-flash-bad-byte": "a byte of the USB bridge's SPI flash does not take what is written (argument: offset)",
+    "bridge-flash-protected": "the USB bridge's SPI flash is write-protected, and stays so (its other faults: flash-...@asm24)",
 }
 """name -> what happens then"""
 

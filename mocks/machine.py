@@ -273,7 +273,7 @@ class Machine:
     @property
     def idle(self) -> bool:
         """Nothing of it is open."""
-        return not self._open
+        return not self._open and (self.asm24 is None or not self.asm24.host.handles)
 
     def close(self) -> None:
         """Close what is open and keep lasting state."""

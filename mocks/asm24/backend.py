@@ -171,6 +171,8 @@ class MockBackend(usb.backend.IBackend):  # type: ignore[misc]
         node.claimed_by = dev_handle
 
     def release_interface(self, dev_handle: Handle, intf: int) -> None:
+        if dev_handle.process != self.host.process:
+            return  # the clean-up of a process that is dead already
         self._owned(dev_handle, intf)
         self.host.release(dev_handle)
 

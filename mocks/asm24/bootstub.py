@@ -11,6 +11,7 @@ from mocks.asm24 import descriptors, flash, images
 from mocks.asm24.custom import DFU_COOKIE, DFU_COOKIE_AT, STATUS_TIME, CustomFirmware
 from mocks.asm24.device import Control, Firmware, Setup, Stall
 from mocks.asm24.stock import RomLoader, StockFirmware
+from mocks.spi import WIP
 
 if TYPE_CHECKING:
     from mocks.asm24.chip import Asm24
@@ -32,6 +33,8 @@ class Request(IntEnum):
 
 LARGEST = 64
 INFO_SIZE = 17
+SLACK = 1e-4
+"""s between two looks at the flash's status"""
 AREA = range(images.APPLICATION_AT, 0x12000)
 PRODUCT_ID = 0xB007
 
@@ -51,7 +54,7 @@ def firmware_for(chip: Asm24) -> Firmware:
 def _behind_stub(chip: Asm24) -> Firmware:
     cookie = chip.xdata.memory[DFU_COOKIE_AT : DFU_COOKIE_AT + len(DFU_COOKIE)]
     chip.xdata.memory[DFU_COOKIE_AT : DFU_COOKIE_AT + len(DFU_COOKIE)] = bytes(len(DFU_COOKIE))
-    body = images.application_body(bytes(chip.flash.data[images.APPLICATION_AT :]))
+    body = images.application_body(chip.flash.read(images.APPLICATION_AT, images.APPLICATION_END - images.APPLICATION_AT))
     identity = images.identify(body) if body is not None else None
     if cookie == DFU_COOKIE or identity is None or identity.kind != "custom":
         return BootStub(chip)
@@ -81,7 +84,7 @@ class BootStub(Firmware):
                 return (yield from self._write(data))
             case (Request.READ, True) if 1 <= setup.length <= LARGEST:
                 self._check(self._cursor, setup.length)
-                found = bytes(self.chip.flash.data[self._cursor : self._cursor + setup.length])
+                found = self.chip.flash.read(self._cursor, setup.length)
                 self._cursor += setup.length
                 return found
             case (Request.INFO, True) if setup.length == INFO_SIZE:
@@ -113,12 +116,15 @@ class BootStub(Firmware):
 
     def _operate(self, opcode: int, address: int, data: bytes) -> Control:
         """One change of the flash, waited for. A chip that stays protected or busy: stall."""
-        chip = self.chip.flash
-        for step, content in ((flash.WRITE_ENABLE, b""), (flash.WRITE_STATUS, b"\0"), (flash.WRITE_ENABLE, b""), (opcode, data)):
-            chip.command(step, address, 0, content)
-            wait = flash.TIMES.get(step, 0.0)
-            if wait:
-                yield wait
-        if chip.status & (flash.WIP | flash.PROTECTION):
+        memory = self.chip.flash
+        model = memory.chip.model
+        if memory.chip.status(0) & flash.PROTECTION:
+            memory.command(flash.WRITE_ENABLE, None, 0)
+            memory.command(flash.WRITE_STATUS, None, 0, b"\0")
+            yield model.status_time
+        memory.command(flash.WRITE_ENABLE, None, 0)
+        memory.command(opcode, address, 0, data)
+        yield (model.program_time if opcode == flash.PROGRAM else model.erase_times[flash.SECTOR]) + SLACK
+        if memory.chip.status(0) & (WIP | flash.PROTECTION):
             raise Stall
         return b""

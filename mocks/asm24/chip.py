@@ -11,7 +11,7 @@ from mocks.asm24.bulk import BulkEngine
 from mocks.asm24.device import Firmware, Setup, UsbDevice
 from mocks.asm24.fabric import Fabric
 from mocks.asm24.faults import BridgeFaults
-from mocks.asm24.flash import FlashController, SpiFlash, fabricate
+from mocks.asm24.flash import BridgeFlash, FlashController
 from mocks.asm24.host import UsbHost
 from mocks.asm24.link import Link
 from mocks.asm24.sram import Sram
@@ -49,7 +49,7 @@ class Asm24:
         self.tlp = TlpEngine(self.xdata, self.fabric, self.clock, lambda: self.link.engine_runs, self.faults, profile["completion_timeout"])
         self.tlp.lose_link = self.link.drop
         self.bulk = BulkEngine(self.xdata, self.sram, self.scheduler, profile, machine.faults, profile["build"] == "newer", lambda: self.usb.wake())
-        self.flash = SpiFlash(self.scheduler, profile["flash"], machine.faults)
+        self.flash = BridgeFlash(machine, profile)
         self.controller = FlashController(self.xdata, self.flash, self.scheduler, profile["flash"]["stale_first"])
         self.console = bytearray()
         """what the firmware wrote to its UART"""
@@ -63,8 +63,6 @@ class Asm24:
         """the firmware in code RAM"""
         self.usb: UsbDevice
         self._hook_registers()
-        if not self._load_state():
-            fabricate(self.flash, profile, machine.seed)
         self.host = UsbHost(self)
 
     def start(self) -> None:
@@ -76,7 +74,7 @@ class Asm24:
 
     def _boot(self, load: bool) -> None:
         if load:
-            self.body = images.unwrap(bytes(self.flash.data[images.IMAGE_AT :])) or b""
+            self.body = images.unwrap(self.flash.read(images.IMAGE_AT, images.LARGEST_IMAGE)) or b""
         self.wedged = self.in_request = False
         self._cpu_until = self.clock.now()
         self.bulk.reset()
@@ -106,6 +104,8 @@ class Asm24:
     def power_cycle(self) -> None:
         """The supply of the board goes and comes back: everything volatile is lost."""
         self.host.detach()
+        self.flash.chip.power_cut()
+        self.flash.chip.powered = True
         self.xdata.memory[:] = self.scheduler.random.randbytes(len(self.xdata.memory))
         self.xdata.reset_registers()
         self.tlp.reset()
@@ -186,21 +186,3 @@ class Asm24:
     def note_setup(self, setup: Setup) -> None:
         """The last SETUP packet stands in 0x9104 to 0x910B."""
         self.xdata.load(0x9104, setup.encode())
-
-    # --- lasting state ---
-
-    def _state_file(self) -> Any:
-        return None if self.machine.state_dir is None else self.machine.state_dir / f"{self.machine.name}.asm24-flash"
-
-    def _load_state(self) -> bool:
-        path = self._state_file()
-        if path is None or not path.is_file() or path.stat().st_size != len(self.flash.data):
-            return False
-        self.flash.data[:] = path.read_bytes()
-        return True
-
-    def save(self) -> None:
-        """Keep the flash in the machine's state directory."""
-        path = self._state_file()
-        if path is not None:
-            path.write_bytes(self.flash.data)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from hw.errors import NotModelled
 from mocks.asm24 import descriptors, link, tlp
+from mocks.asm24.bulk import TO_SRAM
 from mocks.asm24.device import Control, Firmware, Setup, Stall
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class CustomFirmware(Firmware):
     def take(self, endpoint: int, data: memoryview, stream: int) -> tuple[int, float]:
         if endpoint != BULK_OUT or self.chip.usb.alternate:
             return 0, 0.0
-        if self.chip.bulk.direction or self.chip.bulk.stuck:
+        if self.chip.bulk.stuck or self.chip.bulk.direction == TO_SRAM:
             return self.chip.bulk.take(data)
         packet = bytes(data[: self.chip.usb.packet])
         if self._mode == STREAM_WRITE and self._dwords:

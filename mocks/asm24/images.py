@@ -16,6 +16,8 @@ CONFIG_MAGIC = (0x5A, 0xA5)
 CONFIG_FIELDS = {"serial": (0x04, 20), "manufacturer": (0x18, 36), "t10_vendor": (0x3C, 8), "product": (0x44, 32), "t10_product": (0x64, 16)}
 """strings of block 0: offset, size, 0xFF padded"""
 IMAGE_AT = 0x100
+LARGEST_IMAGE = 0x20000
+"""bytes that the boot ROM looks at"""
 WRAPPED_MAGIC = 0xA5
 TRAILER = 6
 STUB_MARK = b"boot stub"

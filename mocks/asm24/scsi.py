@@ -39,6 +39,7 @@ FLAGS = range(0x0171, 0x0174)
 FLAGS_READY = 0xFF
 DMA_STATUS = range(0xCE6E, 0xCE70)
 DMA_OFFSET = range(0xCE40, 0xCE44)
+FLASH_SECTOR = 0x1000
 SMALL_WRITE = 0x4000
 """bytes up to which a write does not move the engine's place in the SRAM"""
 
@@ -150,7 +151,7 @@ class ScsiTarget:
     def _inquiry(self, cdb: bytes) -> Task:
         if cdb[1] & 1:
             return Task(sense=(ILLEGAL_REQUEST, INVALID_FIELD))
-        block = bytes(self.chip.flash.data[: images.CONFIG_SIZE])
+        block = self.chip.flash.read(0, images.CONFIG_SIZE)
         valid = images.config_valid(block, 0)
         vendor = images.config_string(block, "t10_vendor") if valid else "ASMT"
         product = images.config_string(block, "t10_product") if valid else "2464"
@@ -216,7 +217,7 @@ class ScsiTarget:
         if cdb[1] != FAMILY_TAG or cdb[2] > 1:
             return Task(sense=(ILLEGAL_REQUEST, INVALID_FIELD))
         start = images.CONFIG_SIZE * cdb[2]
-        return Task(bytes(self.chip.flash.data[start : start + images.CONFIG_SIZE]))
+        return Task(self.chip.flash.read(start, images.CONFIG_SIZE))
 
     def _config_write(self, cdb: bytes) -> Task:
         if cdb[1] != FAMILY_TAG or cdb[2] > 1:
@@ -228,7 +229,7 @@ class ScsiTarget:
         if cdb[1] not in (PART_ONE, PART_TWO) or size > FIRST_PART:
             return Task(sense=(ILLEGAL_REQUEST, INVALID_FIELD))
         start = 0 if cdb[1] == PART_ONE else FIRST_PART
-        return Task(bytes(self.chip.flash.data[start : start + size]))
+        return Task(self.chip.flash.read(start, size))
 
     def _firmware_write(self, cdb: bytes) -> Task:
         size = int.from_bytes(cdb[2:6], "big")
@@ -237,25 +238,38 @@ class ScsiTarget:
         return self._collect(size, images.IMAGE_AT + (0 if cdb[1] == PART_ONE else FIRST_PART))
 
     def _collect(self, size: int, flash_offset: int) -> Task:
-        """Take data and write it to the flash as it comes: what was cut off stays half written."""
+        """Take data and write it to the flash a sector at a time as it comes: when it breaks off, the flash is half written."""
         task = Task(wants=size)
         place = flash_offset
+        waiting = bytearray()
+
+        def flush() -> None:
+            nonlocal place
+            good, seconds = self.chip.flash.rewrite(place, bytes(waiting))
+            self.chip.busy(seconds)
+            if self.chip.flash.chip.busy:
+                task.hangs = True
+            elif not good:
+                task.sense = (HARDWARE_ERROR, INTERNAL_FAILURE)
+            place += len(waiting)
+            waiting.clear()
 
         def sink(data: bytes) -> None:
-            nonlocal place
-            if self.chip.machine.faults.active("bridge-flash-protected"):
-                task.sense = (HARDWARE_ERROR, INTERNAL_FAILURE)
-                return
-            self.chip.flash.rewrite(place, data)
-            place += len(data)
+            for piece in (data[at : at + SECTOR] for at in range(0, len(data), SECTOR)):
+                waiting.extend(piece)
+                if (place + len(waiting)) % FLASH_SECTOR == 0:
+                    flush()
 
-        task.sink = sink
-        task.hangs = self.chip.machine.faults.active("bridge-flash-busy")
+        def finish() -> None:
+            if waiting:
+                flush()
+
+        task.sink, task.finish = sink, finish
         return task
 
     def _reset_commit(self, cdb: bytes) -> Task:
         if cdb[1] == COMMIT:
-            whole = images.unwrap(bytes(self.chip.flash.data[images.IMAGE_AT :])) is not None
+            whole = images.unwrap(self.chip.flash.read(images.IMAGE_AT, images.LARGEST_IMAGE)) is not None
             return Task() if whole else Task(sense=(HARDWARE_ERROR, INTERNAL_FAILURE))
         if cdb[1] == CPU_RESET:
             task = Task()

@@ -42,7 +42,7 @@ class StockFirmware(Firmware):
             xdata.write(address, value)
 
     def _config(self) -> bytes | None:
-        block = bytes(self.chip.flash.data[: images.CONFIG_SIZE])
+        block = self.chip.flash.read(0, images.CONFIG_SIZE)
         return block if images.config_valid(block, 0) else None
 
     def descriptors(self, speed: int) -> descriptors.Descriptors:
