@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 from hw.clock import HOST_CLOCK, Clock
@@ -49,10 +50,13 @@ def holders_of(nodes: Collection[str], host: HostFiles = HOST) -> list[Holder]:
 
 
 def _open_files(process: Path) -> list[str]:
-    try:
-        return [os.readlink(descriptor) for descriptor in (process / "fd").iterdir()]
-    except OSError:
-        return []
+    """What a process has open, [] where this user may not see it. A file that is closed meanwhile does not hide the others."""
+    targets = []
+    with suppress(OSError):
+        for descriptor in (process / "fd").iterdir():
+            with suppress(OSError):
+                targets.append(os.readlink(descriptor))
+    return targets
 
 
 def unbind(address: str, host: HostFiles = HOST, *, clock: Clock = HOST_CLOCK) -> str:
