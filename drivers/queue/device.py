@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 
-from drivers.queue.signals import Signal, wait_reached
+from drivers.queue.signals import wait_reached
 from drivers.queue.timeline import Point, Timeline
 from hw.clock import Clock
 from hw.errors import GpuFault, GpuHang, TghwError, WaitTimeout
@@ -45,6 +45,10 @@ class QueueDevice(ABC):
     def check_faults(self) -> None:
         """Raise GpuFault if the device reported one since the last look."""
 
+    def may_have_faulted(self) -> bool:
+        """Whether check_faults() is worth its accesses after work that ended. A device that cannot tell more cheaply says yes."""
+        return True
+
     @abstractmethod
     def queue_state(self) -> str:
         """The state of the queues and of what runs on them, for the error of a hang."""
@@ -60,9 +64,9 @@ class QueueDevice(ABC):
 
     def wait_value(self, value: int) -> None:
         """Wait until the timeline reached the value (of the present lap). Raises GpuFault, GpuHang."""
-        signal = self.timeline.signal
-        if signal.value < value:
-            self._wait(signal, value, self.timeout)
+        timeline = self.timeline
+        if timeline.done < value and timeline.look() < value:
+            self._wait(value, self.timeout)
 
     def wait_point(self, point: Point, timeout: float | None = None) -> None:
         """Wait for the work up to a point. timeout: seconds of the device's clock without progress (default: self.timeout).
@@ -73,22 +77,25 @@ class QueueDevice(ABC):
             raise self.failure
         timeline = self.timeline
         if not timeline.reached(point):
-            self._wait(timeline.signal, point.value, self.timeout if timeout is None else timeout)
+            self._wait(point.value, self.timeout if timeout is None else timeout)
         looked = self._looked
         if point.value > looked.value or timeline.lap != looked.lap:
-            self._looked = Point(timeline.lap, timeline.signal.value)
-            self._look_for_faults()
+            self._looked = Point(timeline.lap, timeline.done)
+            if self.may_have_faulted():
+                self._look_for_faults()
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Wait until everything submitted is done. Raises GpuFault, GpuHang, or the error that made the device unusable."""
         self.wait_point(self.timeline.last_point, timeout)
         self.timeline.wrap_if_needed()
 
-    def _wait(self, signal: Signal, value: int, limit: float) -> None:
+    def _wait(self, value: int, limit: float) -> None:
+        """Wait for a value that was not there at the last look."""
         self.catch_up()
         self._serviced = self.clock.now()
+        timeline = self.timeline
         try:
-            wait_reached(signal, value, limit, self.clock, self._service)
+            timeline.note(wait_reached(timeline.signal, value, limit, self.clock, self._service, timeline.done))
         except GpuFault:
             self._recover()
             raise

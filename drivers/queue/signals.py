@@ -84,12 +84,14 @@ class Signal:
             self._read = None
 
 
-def wait_reached(signal: Signal, value: int, timeout: float, clock: Clock, idle: Callable[[], None] | None = None) -> None:
-    """Wait until the signal reaches the value. Each change of the value restarts the limit. `idle` is called between reads and may raise.
+def wait_reached(signal: Signal, value: int, timeout: float, clock: Clock, idle: Callable[[], None] | None = None, seen: int | None = None) -> int:
+    """Wait until the signal reaches the value; the value it has then. Each change of the value restarts the limit.
 
-    Raises WaitTimeout naming the value wanted and the value seen.
+    idle: called between reads, may raise. seen: the value just now, where it was read already. Raises WaitTimeout naming the value
+    wanted and the value seen.
     """
-    seen = signal.value
+    if seen is None:
+        seen = signal.value
 
     def read() -> int:
         if idle is not None:
@@ -106,6 +108,7 @@ def wait_reached(signal: Signal, value: int, timeout: float, clock: Clock, idle:
             clock=clock,
             describe=str,
         )
+    return seen
 
 
 class SignalPool:

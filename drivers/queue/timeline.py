@@ -27,6 +27,8 @@ class Timeline:
         self._shadow: Signal = pool.new(0)
         self.next_value = 1
         self.lap = 0
+        self.done = 0
+        """the largest value of this lap that is known to be reached, without looking again"""
         self.on_wrap: list[Callable[[], None]] = []
         """called when the values start again: markers kept by others mean nothing any more"""
 
@@ -45,9 +47,18 @@ class Timeline:
         self.next_value = value + 1
         return value
 
+    def look(self) -> int:
+        """Read the signal."""
+        return self.note(self.signal.value)
+
+    def note(self, value: int) -> int:
+        """This value is reached."""
+        self.done = max(self.done, value)
+        return value
+
     def reached(self, point: Point) -> bool:
         """Whether the work up to this point is done. Work of an earlier lap is: laps only change when the device is idle."""
-        return point.lap != self.lap or self.signal.value >= point.value
+        return point.lap != self.lap or self.done >= point.value or self.look() >= point.value
 
     def wrap_if_needed(self) -> bool:
         """Start again with the other signal once the values got large. Only when idle. The old signal keeps its value, so late waits on it pass."""
@@ -56,6 +67,7 @@ class Timeline:
         self.signal, self._shadow = self._shadow, self.signal
         self.signal.value = 0
         self.next_value = 1
+        self.done = 0
         self.lap += 1
         for forget in self.on_wrap:
             forget()
@@ -63,4 +75,4 @@ class Timeline:
 
     def abandon(self) -> None:
         """Declare all submitted work as done: after a reset of the queues it never will be."""
-        self.signal.value = self.last
+        self.signal.value = self.note(self.last)
