@@ -148,13 +148,13 @@ class AmdDevice:
         finally:
             self.forget_memory()
 
-    def reset(self) -> None:
-        """Mode-1 reset on demand: the whole chip back to its power-on state. The GPU has to be booted again."""
+    def reset(self) -> str:
+        """Reset on demand: the whole chip back to its power-on state; returns what did it. The GPU has to be booted again. Raises BootError."""
         if not self._discovered:
             self._bringup.enable_pci()
             self._bringup.discover()
         self.booted = False
-        self.reset_control.run()
+        return self.reset_control.run()
 
     def recover(self) -> list[Interrupt]:
         """After a hang, without a reset of the chip: take the interrupts, kill the waves, restart the compute front end.

@@ -9,7 +9,6 @@ from drivers.amd import bootmem, silence
 from drivers.amd.bringup import BOOT_TAG
 from drivers.amd.device import FUNCTION_IDENTIFIER, AmdDevice
 from drivers.amd.space import AmdSpace
-from drivers.amd.telemetry import Telemetry
 from firmware.store import FirmwareStore
 from hw.alloc import Tlsf
 from hw.errors import NotReady
@@ -35,20 +34,20 @@ def attach(pci: PciDevice) -> AmdDevice:
     """
     dev = AmdDevice(pci, FirmwareStore.from_files({}))
     dev.discover()
+    check_booted(dev)
+    dev.boot_memory = bootmem.lay_out(Tlsf(bootmem.BOOT_SIZE, granule=bootmem.PAGE, name="boot memory"))
+    return dev
+
+
+def check_booted(dev: AmdDevice) -> None:
+    """Raise NotReady unless the GPU is (still) as this driver booted it, BusLost when it does not answer."""
     tag = dev.gc.SCRATCH_REG7.read()
     if tag == ALL_ONES_32:
         raise dev.lost("looking for the traces of a boot", "SCRATCH_REG7")
     if tag != BOOT_TAG:
         raise NotReady(
-            f"{pci.address} has not been booted by tghw",
+            f"{dev.pci.address} has not been booted by tghw",
             read=f"SCRATCH_REG7 = {tag:#010x}",
             means="its power controller is not set up to answer, or another driver's is",
             remedy="`tghw boot amd` boots it",
         )
-    dev.boot_memory = bootmem.lay_out(Tlsf(bootmem.BOOT_SIZE, granule=bootmem.PAGE, name="boot memory"))
-    return dev
-
-
-def watch(pci: PciDevice) -> Telemetry:
-    """What samples a GPU that has been booted. Raises like attach()."""
-    return Telemetry(attach(pci))

@@ -33,8 +33,8 @@ class Reset:
     def __init__(self, dev: AmdDevice) -> None:
         self.dev = dev
 
-    def run(self) -> None:
-        """Reset, wait until the chip has started again. Bus mastering is off afterwards. Raises BootError when nothing resets it."""
+    def run(self) -> str:
+        """Reset, wait until the chip has started again; returns what did it. Bus mastering is off afterwards. Raises BootError when nothing resets it."""
         pci, dev = self.dev.pci, self.dev
         bars = {offset: pci.config.read32(offset) for offset in BARS}
         pci.set_bus_master(False)
@@ -53,6 +53,7 @@ class Reset:
         dev.error_state = ""
         for hub in dev.gmc.hubs.values():
             hub.ready = False
+        return by
 
     def _trigger(self) -> str:
         """Start the reset by the first means that works; returns its name."""

@@ -30,7 +30,7 @@ class Stage:
     name: str
     title: str
     """what it does, for a person"""
-    run: Callable[[], None]
+    run: Callable[[], object]
     check: Callable[[], bool] = lambda: True
     undo: Callable[[], None] = _nothing
 
