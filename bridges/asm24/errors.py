@@ -159,14 +159,6 @@ class BarAssignment(BusError):
     default_remedy = "power-cycle the card"
 
 
-class CopyDrainTimeout(BridgeError):
-    """The device did not take data out of the bridge's memory in time."""
-
-    code = "copy-drain"
-    default_means = "the copy engine hangs, or the mark behind the data was lost on its way"
-    default_remedy = "the queues were reset; try again"
-
-
 # --- the bridge's own flash -------------------------------------------------------------------------------------------
 
 

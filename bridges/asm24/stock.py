@@ -60,7 +60,7 @@ class StockProtocol(BridgeProtocol):
     """See the module. `pipe` carries the commands: BulkOnly, or Uas with streams."""
 
     name = "stock"
-    window_limit = PIECE
+    window_limit = SRAM_SIZE
     receive_limit = VISIBLE_SRAM
     receive_waits = False
     wide_high_first = True

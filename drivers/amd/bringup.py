@@ -33,9 +33,6 @@ IFWI_READY = 0x16061
 IFWI_READY_BIT = 1 << 31
 IFWI_WITHIN = 2.0
 
-BRIDGE_ALIGN = 1 << 20
-"""the PSP's boot loader is told addresses in MiB"""
-
 BOOT_TAG = 0x54474831
 """SCRATCH_REG7 of a card that this driver initialised; to be changed with the boot memory's layout or the sequence"""
 CLEAN, RUNNING = 0, 1
@@ -168,6 +165,7 @@ class Bringup:
 
     def prepare_memory(self) -> None:
         """Boot memory at its fixed places; pages that must not hold what was there before are cleared."""
+        from drivers.amd.bridge import map_bridge_memory
         from drivers.amd.memory import MemoryManager  # brings numpy, which looking at a card does not need
 
         dev = self.dev
@@ -182,7 +180,7 @@ class Bringup:
         dev.memory = MemoryManager(dev)
         buffer = dev.pci.transfer_buffer
         if buffer is not None:
-            dev.bridge_memory = dev.memory.map_bridge(buffer.address, buffer.size, BRIDGE_ALIGN)
+            dev.bridge_memory = map_bridge_memory(dev.memory, buffer)
 
     # --- firmware engines ---
 

@@ -52,7 +52,8 @@ from hw.poll import poll
 from hw.regs import Register, RegisterBlock
 
 if TYPE_CHECKING:
-    from drivers.amd.memory import Allocation, MemoryManager
+    from drivers.amd.bridge import BridgeMemory
+    from drivers.amd.memory import MemoryManager
 
 log = logging.getLogger(__name__)
 
@@ -90,8 +91,8 @@ class AmdDevice:
     boot_memory: BootMemory
     boot_range: Tlsf
     memory: MemoryManager
-    bridge_memory: Allocation
-    """a bridge's memory as the GPU sees it, at a multiple of 1 MiB; only where the transport has a transfer buffer"""
+    bridge_memory: BridgeMemory
+    """only where the transport has a transfer buffer"""
     arch: str
     """LLVM target, "gfx1100" """
     vram_size: int

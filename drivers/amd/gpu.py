@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from drivers.amd import codeobject
+from drivers.amd.bridge import BridgeCopies
+from drivers.amd.direct import DirectAccess, StatusWatch
 from drivers.amd.empty_kernel import empty_object
 from drivers.amd.graph import SCRATCH_VA, TMPRING, Graph, LaunchItem
 from drivers.amd.launch import Kernel, LaunchTemplate, Program, Ticket, record_launch, timeline_words
@@ -27,13 +29,13 @@ from drivers.amd.rings import STAMP_BYTES, STAMPS, Rings
 from drivers.amd.scratch import INITIAL_BYTES, ScratchGeometry
 from drivers.amd.sdma_packets import INDIRECT_BYTES, CopyQueue
 from drivers.queue.builder import Queue
-from drivers.queue.copy import CopyPipeline
+from drivers.queue.copy import Copies, CopyPipeline
 from drivers.queue.device import QueueDevice
 from drivers.queue.memory import ArgumentRing
 from drivers.queue.ring import RingOverrun
 from drivers.queue.signals import SignalMemory, SignalPool
 from drivers.queue.timeline import Timeline
-from hw.errors import BufferRange, LaunchRefused, OutOfMemory, StampsLost, TghwError, WaitTimeout
+from hw.errors import BufferRange, BusLost, LaunchRefused, OutOfMemory, StampsLost, TghwError, WaitTimeout
 from hw.mmio import BytesLike
 
 if TYPE_CHECKING:
@@ -70,11 +72,16 @@ class AmdGpu(QueueDevice):
         self.dev = dev
         self.arch: str = dev.arch
         self.rings = Rings(dev)
-        self._signal_pages: list[SignalMemory] = [self.rings.signal_page]
+        bridged = dev.pci.transfer_buffer is not None
+        self._watch = StatusWatch(self.rings) if bridged else None
+        self._signal_pages: list[SignalMemory] = [self._watch or self.rings.signal_page]
         self.signals = SignalPool(self._signal_page, dev.clock, TICKS_PER_US)
         super().__init__(dev.clock, Timeline(self.signals))
+        if self._watch is not None:
+            self._watch.start(dev, self.signals)
         self._arguments = ArgumentRing(self.rings.arguments, last_value=lambda: self.timeline.last, wait=self.wait_value)
-        self._copies = CopyPipeline(self, self.rings.staging)
+        self._copies: Copies = BridgeCopies(self, dev.bridge_memory) if bridged else CopyPipeline(self, self.rings.staging)
+        self._direct = DirectAccess(self) if bridged else None
         self.timeline.on_wrap += [self._arguments.forget, self._copies.forget, self._timeline_moved]
         nbio = dev.nbio
         self.hdp = HdpRegisters(nbio.BIF_BX_PF0_GPU_HDP_FLUSH_REQ.index, nbio.BIF_BX_PF0_GPU_HDP_FLUSH_DONE.index)
@@ -105,6 +112,8 @@ class AmdGpu(QueueDevice):
         except TghwError as error:
             log.warning("%s: synchronization failed before finalizing: %s", self.dev.pci.address, error)
         try:
+            if self._watch is not None:
+                self.dev.ih.report_to(None)
             self.dev.finish()
             self.dev.memory.close()
         finally:
@@ -137,12 +146,12 @@ class AmdGpu(QueueDevice):
             self._freed_bytes -= size
             return buffer
         try:
-            return Buffer(self.dev.memory.alloc(max(size, 1), host=host), size, host)
+            return Buffer(self.dev.memory.alloc(max(size, 1), host=host, zero=False), size, host)
         except OutOfMemory:
             if not self._freed_bytes:
                 raise
         self.release_freed()
-        return Buffer(self.dev.memory.alloc(max(size, 1), host=host), size, host)
+        return Buffer(self.dev.memory.alloc(max(size, 1), host=host, zero=False), size, host)
 
     def free(self, buffer: Buffer) -> None:
         """Give a buffer back. Work submitted before may still use it."""
@@ -164,6 +173,8 @@ class AmdGpu(QueueDevice):
         """Host to device. Returns when the data was taken; work submitted later sees it. Raises BufferRange."""
         self._check_range(buffer, offset, memoryview(data).nbytes)
         self.check()
+        if self._direct is not None and self._direct.write(buffer.allocation, offset, data):
+            return
         self._copies.to_device(buffer.va + offset, data)
 
     def copy_out(self, buffer: Buffer, size: int | None = None, offset: int = 0) -> bytearray:
@@ -172,7 +183,8 @@ class AmdGpu(QueueDevice):
         self._check_range(buffer, offset, length)
         self.check()
         result = bytearray(length)
-        self._copies.from_device(buffer.va + offset, length, result)
+        if self._direct is None or not self._direct.read(buffer.allocation, offset, result):
+            self._copies.from_device(buffer.va + offset, length, result)
         self.wait_point(self.timeline.last_point)
         return result
 
@@ -189,9 +201,23 @@ class AmdGpu(QueueDevice):
         timeline = self.timeline
         queue = CopyQueue(self).wait(timeline.signal, timeline.last)
         queue.copy(destination, source, size).signal(timeline.signal, timeline.next_value)
+        return self.submit_queue(queue, f"copy of {size} bytes from {source:#x} to {destination:#x}")
+
+    def submit_queue(self, queue: CopyQueue, what: str) -> int:
+        """Start a queue that signals the next timeline value; that value."""
         queue.submit()
-        self.recent.append((timeline.next_value, f"copy of {size} bytes from {source:#x} to {destination:#x}"))
-        return timeline.advance()
+        self.recent.append((self.timeline.next_value, what))
+        return self.timeline.advance()
+
+    def interrupted(self, error: TghwError) -> None:
+        """A copy broke off between host and bridge: the engine waits for data that does not come. Drop what is queued, go on if that works."""
+        if isinstance(error, BusLost):
+            self.failure = error
+            return
+        try:
+            self._recover()
+        except TghwError as second:
+            log.warning("%s after %s: %s", self.dev.pci.address, error, second)
 
     def submit_words(self, queue: Queue, data: bytes | bytearray) -> None:
         """Put the words of one submission into the ring that the queue was recorded for, and start it."""
@@ -216,7 +242,7 @@ class AmdGpu(QueueDevice):
         return error
 
     def alloc_commands(self, size: int) -> Allocation:
-        return self.dev.memory.alloc(size, host=True, uncached=True)
+        return self.dev.memory.alloc(size, host=True, uncached=True, zero=False)
 
     def free_commands(self, memory: Any) -> None:
         self.dev.memory.free(memory)
@@ -357,6 +383,9 @@ class AmdGpu(QueueDevice):
 
     def check_faults(self) -> None:
         self.dev.drain_interrupts()
+
+    def may_have_faulted(self) -> bool:
+        return self._watch is None or self._watch.interrupted
 
     def queue_state(self) -> str:
         return describe(self)

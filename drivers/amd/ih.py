@@ -76,6 +76,22 @@ class InterruptRing:
         """Go on with rings that an earlier run set up."""
         self.rptr = self.dev.osssys.IH_RB_RPTR.read() & (RING_SIZE - 1) & ~3
 
+    def report_to(self, place: int | None) -> None:
+        """Have the write pointer of ring 0 also written to video memory at this offset whenever it moves; None: no more."""
+        regs = self.dev.osssys
+        control = regs.IH_RB_CNTL
+        if place is not None:
+            regs.write_pair("IH_RB_WPTR_ADDR_LO", "IH_RB_WPTR_ADDR_HI", self.dev.mc_base + place)
+            control.update(wptr_writeback_enable=1)
+        else:
+            control.update(wptr_writeback_enable=0)
+            regs.write_pair("IH_RB_WPTR_ADDR_LO", "IH_RB_WPTR_ADDR_HI", self.dev.mc_base + self.dev.boot_memory.ih_pointer0)
+
+    def waiting(self, pointer: int) -> bool:
+        """Whether a write pointer, as reported to memory, tells of entries that were not taken."""
+        fields = self.dev.osssys.IH_RB_WPTR.table.decode("IH_RB_WPTR", pointer)
+        return fields["offset"] << 2 != self.rptr or bool(fields["rb_overflow"])
+
     def undo(self) -> None:
         """Stop both rings."""
         self.dev.osssys.IH_RB_CNTL.write(0)

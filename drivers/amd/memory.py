@@ -105,12 +105,12 @@ class MemoryManager:
 
     # --- buffers --------------------------------------------------------------------------------------------------------
 
-    def alloc(self, size: int, *, host: bool = False, contiguous: bool = False, uncached: bool = False, cpu_access: bool = False) -> Allocation:
+    def alloc(self, size: int, *, host: bool = False, contiguous: bool = False, uncached: bool = False, cpu_access: bool = False, zero: bool = True) -> Allocation:
         """A buffer of at least `size` bytes, mapped for this GPU.
 
         host: in system memory (zeroed). contiguous: in one physical piece (zeroed). uncached: not kept in the GPU's caches; system
         memory never is. cpu_access: the CPU needs a view; where the BAR is small, or the buffer uncached, that means system memory.
-        Other video memory has undefined content. Raises OutOfMemory, DmaError, WrongPhase, changing nothing.
+        Other video memory has undefined content, also with zero=False. Raises OutOfMemory, DmaError, WrongPhase, changing nothing.
         """
         if size <= 0:
             raise ValueError(f"cannot allocate {size} bytes")
@@ -120,7 +120,7 @@ class MemoryManager:
             return self._alloc_host(_round_up(size, PAGE), contiguous)
         size = _round_up(size, LARGE_PAGE if size >= ROUND_TO_LARGE_FROM else PAGE)
         cpu_access = cpu_access or host  # behind a bridge the device reaches no host memory: its own, with a view, takes the place
-        return self._alloc_vram(size, contiguous or cpu_access, VRAM_UNCACHED if uncached else VRAM, cpu_access)
+        return self._alloc_vram(size, contiguous or cpu_access, VRAM_UNCACHED if uncached else VRAM, cpu_access, zero)
 
     def map_host(self, pages: Sequence[int], view: Mmio | None = None, kind: Kind = HOST) -> Allocation:
         """Map memory on the bus that someone else owns, given by the addresses of its 4 KiB pages. free() only unmaps it.
@@ -136,15 +136,16 @@ class MemoryManager:
             raise
         return self._keep(Allocation(va, size, kind, tuple((page, PAGE) for page in pages), view))
 
-    def map_bridge(self, address: int, size: int, align: int = PAGE) -> Allocation:
-        """Map memory of a bridge, one piece of bus addresses, also while booting. Raises MappingError, OutOfMemory, changing nothing."""
+    def map_bridge(self, pieces: Sequence[tuple[int, int]], align: int = PAGE) -> Allocation:
+        """Map memory of a bridge, (bus address, bytes) one after the other, also while booting. Raises MappingError, OutOfMemory, changing nothing."""
+        size = sum(length for _, length in pieces)
         va = va_space().alloc(size, align)
         try:
-            self.tables.map(va, size, [(address, size)], BRIDGE_SRAM)
+            self.tables.map(va, size, pieces, BRIDGE_SRAM)
         except BaseException:
             va_space().free(va)
             raise
-        return self._keep(Allocation(va, size, BRIDGE_SRAM, ((address, size),), None))
+        return self._keep(Allocation(va, size, BRIDGE_SRAM, tuple(pieces), None))
 
     def free(self, allocation: Allocation) -> None:
         """Unmap a buffer and give its memory back. Nothing on the GPU may use it any more. Raises BadFree when it is not allocated."""
@@ -191,7 +192,7 @@ class MemoryManager:
 
     # --- video memory ---------------------------------------------------------------------------------------------------
 
-    def _alloc_vram(self, size: int, contiguous: bool, kind: Kind, cpu_access: bool) -> Allocation:
+    def _alloc_vram(self, size: int, contiguous: bool, kind: Kind, cpu_access: bool, zero: bool) -> Allocation:
         va = self._alloc_va(size)
         blocks: list[tuple[int, int]] = []
         try:
@@ -212,7 +213,7 @@ class MemoryManager:
                 self.general.free(address)
             va_space().free(va)
             raise
-        if contiguous:
+        if contiguous and zero:
             self._zero(*blocks[0])
         return self._keep(Allocation(va, size, kind, tuple(blocks), view))
 

@@ -29,17 +29,21 @@ STAMP_BYTES = 16
 SIGNAL_BYTES = 0x1000
 STAGING_BYTES = 2 << 20
 STAGING_BUFFERS = 4
-BLOCK_BYTES = COMPUTE_RING_BYTES + SDMA_RING_BYTES + POINTERS_BYTES + SIGNAL_BYTES + ARGUMENT_BYTES + STAMPS * STAMP_BYTES + STAGING_BUFFERS * STAGING_BYTES
+BLOCK_BYTES = COMPUTE_RING_BYTES + SDMA_RING_BYTES + POINTERS_BYTES + SIGNAL_BYTES + ARGUMENT_BYTES + STAMPS * STAMP_BYTES
 
 DOORBELL_BYTES = 8
 
 
 class Rings:
-    """Both rings and the memory around them, in one block of host memory: one mapping, few page-table writes."""
+    """Both rings and the memory around them, in one block: one mapping, few page-table writes.
+
+    The block is host memory. Behind a bridge it is video memory instead, reached through BAR0, and has no staging buffers (bridge.py).
+    """
 
     def __init__(self, dev: AmdDevice) -> None:
         self._dev = dev
-        self._block = dev.memory.alloc(BLOCK_BYTES, host=True, uncached=True)
+        staging = STAGING_BUFFERS if dev.pci.transfer_buffer is None else 0
+        self._block = dev.memory.alloc(BLOCK_BYTES + staging * STAGING_BYTES, host=True, uncached=True, zero=False)
         self._eop = dev.memory.alloc(EOP_BYTES)
         view = self._block.view
         if view is None:
@@ -51,7 +55,7 @@ class Rings:
         self.signal_page = carver.take(SIGNAL_BYTES)
         self.arguments = carver.take(ARGUMENT_BYTES)
         self.stamps = carver.take(STAMPS * STAMP_BYTES)
-        self.staging: list[Slice] = [carver.take(STAGING_BYTES) for _ in range(STAGING_BUFFERS)]
+        self.staging: list[Slice] = [carver.take(STAGING_BYTES) for _ in range(staging)]
         self._doorbells = {"compute": -1, "sdma": -1}
         """64-bit slots"""
         self.compute = DwordRing(
@@ -90,6 +94,8 @@ class Rings:
     def start_sdma(self) -> None:
         self._pointers.view.write64(SDMA_POINTERS + READ_POINTER, 0)
         self.sdma.reset()
+        if not self._dev.pci.local:
+            self._flush()  # the engine polls its write pointer, which lies behind the HDP
         va = self._pointers.va + SDMA_POINTERS
         self._doorbells["sdma"] = self._dev.setup_sdma_ring(self._sdma_memory.va, SDMA_RING_BYTES, va + READ_POINTER, va + WRITE_POINTER)
 
@@ -104,8 +110,26 @@ class Rings:
         return lambda: read(offset)
 
     def _writer(self, offset: int) -> Callable[[int], None]:
-        write = self._pointers.view.write64
-        return lambda value: write(offset, value)
+        """Stores a write pointer. Where a store is a round trip, only the half that changes."""
+        view = self._pointers.view
+        write64, write32 = view.write64, view.write32
+        if view.cost == "local":
+            return lambda value: write64(offset, value)
+        stored_high = -1
+
+        def write(value: int) -> None:
+            nonlocal stored_high
+            if value >> 32 != stored_high:
+                stored_high = value >> 32
+                write64(offset, value)
+            else:
+                write32(offset, value & 0xFFFFFFFF)
+
+        return write
+
+    def bus_offset(self, place: Slice, offset: int = 0) -> int:
+        """Offset in video memory of a part of the block, which is one piece there. Only behind a bridge."""
+        return self._block.segments[0][0] + place.va - self._block.va + offset
 
     def _flush(self) -> None:
         """What was stored in host memory, and through the BAR, is visible before the doorbell that follows."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Self
 
 from drivers.amd.packets import sdma
@@ -74,6 +75,11 @@ class CopyQueue(Queue):
     def write(self, address: Operand, value: Operand, b64: bool = False) -> Self:
         data = (low32(value), high32(value)) if b64 else (value,)
         return self.append(WRITE, low32(address), high32(address), len(data) - 1, *data)
+
+    def write_block(self, address: Operand, data: bytes) -> Self:
+        """Store whole dwords that travel with the commands."""
+        words = struct.unpack(f"<{len(data) // 4}I", data)
+        return self.append(WRITE, low32(address), high32(address), len(words) - 1, *words)
 
     def fill(self, address: Operand, pattern: int, size: int) -> Self:
         """Repeat a dword over `size` bytes. Raises SdmaPacketError unless that is a multiple of 4 that one packet holds."""

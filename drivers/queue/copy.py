@@ -19,6 +19,19 @@ class CopyEngine(Protocol):
         """Wait until the timeline reached the value. Raises the device's fault or hang."""
 
 
+class Copies(Protocol):
+    """A way to copy between host and device."""
+
+    def to_device(self, destination: int, data: BytesLike) -> None:
+        """Copy host data to a device address; work submitted later sees it."""
+
+    def from_device(self, source: int, size: int, into: bytearray | memoryview) -> object:
+        """The bytes at a device address, after all work submitted so far."""
+
+    def forget(self) -> None:
+        """All copies are done, or the timeline started again."""
+
+
 class CopyPipeline:
     """Staging buffers used in turn, each with the timeline value of the last copy that uses it.
 
