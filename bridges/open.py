@@ -45,6 +45,8 @@ SIMULATED_POWER_STATES = {0: "D0", 3: "D3hot"}
 PROFILE_OF_ARCH = {"gfx1100": "navi31", "gfx1101": "navi32", "gfx1102": "navi33"}
 DEFAULT_PROFILE = "navi31"
 DEFAULT_USB_PROFILE = "navi31-asm24"
+MOCK_OPTIONS = ("profile", "seed", "fault")
+"""what a DEV string may say of a simulated machine"""
 BUILT_MOCKS = ("", "PCI", "USB")
 """interfaces that exist in front of simulated devices"""
 
@@ -112,7 +114,10 @@ def profile_of(selection: Selection) -> str | None:
     if selection.mock:
         return selection.mock
     target = selection.target
-    if target is None or not target.mock:
+    if target is None:
+        return None
+    target.check_options(MOCK_OPTIONS if target.mock else ())
+    if not target.mock:
         return None
     if target.interface not in BUILT_MOCKS:
         reason = NOT_BUILT.get(target.interface.lower(), "this transport is not built yet")
@@ -146,9 +151,9 @@ def machine_of(selection: Selection) -> Machine:
     profile = profile_of(selection)
     if profile is None:
         raise UsageError("no simulated machine was asked for", remedy="give --mock PROFILE")
-    options = selection.target.options if selection.target else {}
-    seed = int(options.get("seed", str(selection.seed)))
-    faults = selection.faults or options.get("fault", "")
+    target = selection.target
+    seed = target.number("seed", selection.seed) if target else selection.seed
+    faults = selection.faults or (target.options.get("fault", "") if target else "")
     state = state_folder(selection)
     key = (profile, str(state or ""), faults, seed)
     machine = _machines.get(key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,12 @@ class CpuDevice(HostMemory):
     """Kernels as machine code of this process."""
 
     options = CPU
+
+    def __init__(self, name: str, arch: str = "") -> None:
+        super().__init__(name)
+        here = platform.machine()
+        if arch not in ("", here):
+            raise NotSupported(f"{arch} code on this machine", read=f"this machine is {here}", means="DEV=CPU runs what it compiles, here and now", remedy=f"use CPU or CPU::{here}")
 
     def compile(self, kernel: Kernel) -> Any:
         return llvm.compile_host(kernel)

@@ -316,8 +316,10 @@ def _open_device(wanted: target.Target) -> Device:
     from compute import devices
 
     name = str(wanted)
+    if not wanted.has_hardware:
+        wanted.check_options(())
     if wanted.device == "CPU":
-        return devices.CpuDevice(name)
+        return devices.CpuDevice(name, wanted.arch)
     if wanted.device == "PYTHON":
         return devices.PythonDevice(name)
     if wanted.device == "NULL":

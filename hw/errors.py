@@ -390,6 +390,9 @@ class BootError(DeviceError):
         super().__init__(what, read=read, means=means, remedy=remedy)
         self.stage = stage
 
+    def to_dict(self) -> dict[str, str]:
+        return super().to_dict() | {"stage": self.stage}
+
 
 class PspError(BootError):
     code = "psp"

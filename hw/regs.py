@@ -15,6 +15,7 @@ more; the fields of a register are parsed when it is first used.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -24,6 +25,8 @@ from hw.clock import HOST_CLOCK, Clock
 from hw.errors import TghwError
 from hw.mmio import Mmio
 from hw.poll import poll
+
+log = logging.getLogger(__name__)
 
 Field = tuple[int, int]
 """lsb and msb, both inclusive"""
@@ -145,6 +148,7 @@ class RegisterSpace:
         """Write consecutive registers in ascending order; one batch where an access is a round trip."""
         with self.window.batch() as batch:
             for position, value in enumerate(values):
+                log.debug("write %s = %#010x", self.name_of(index + position), value)
                 batch.write32(index + position << 2, value)
 
     def name_of(self, index: int) -> str:
@@ -165,6 +169,28 @@ class Register:
         self.index = index
         self.read = space.reader(index)
         self._write = space.write
+        if log.isEnabledFor(logging.DEBUG):
+            self._log_accesses()
+
+    def _log_accesses(self) -> None:
+        """Say each access to the log, decoded. Decided once, so that it costs nothing where nobody listens."""
+        read, write = self.read, self._write
+
+        def logged_read() -> int:
+            value = read()
+            log.debug("read  %s", self._show(value))
+            return value
+
+        def logged_write(index: int, value: int) -> None:
+            log.debug("write %s", self._show(value))
+            write(index, value)
+
+        self.read, self._write = logged_read, logged_write
+
+    def _show(self, value: int) -> str:
+        """A value with those of its fields that are not zero."""
+        fields = ", ".join(f"{name}={number:#x}" for name, number in self.table.decode(self.name, value).items() if number)
+        return f"{self.name} = {value:#010x}" + (f" ({fields})" if fields else "")
 
     def write(self, value: int | None = None, **fields: int) -> None:
         """Write a whole value, or one made of fields (the others 0)."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hw.errors import NothingFound, TargetError
@@ -93,6 +93,19 @@ class Target:
                 raise NothingFound(f"no device at {address}", read=f"found: {', '.join(ordered) or 'none'}")
             chosen.append(address)
         return list(dict.fromkeys(chosen))
+
+    def check_options(self, known: Collection[str]) -> None:
+        """Raises TargetError for an option that nobody would look at."""
+        for key, value in self.options.items():
+            if key not in known:
+                raise _error(str(self), "option", f"{key}={value}", ", ".join(known) or f"none for {self.device}" + (" on a real bus" if self.has_hardware else ""))
+
+    def number(self, option: str, default: int) -> int:
+        """The value of an option that is a whole number. Raises TargetError."""
+        text = self.options.get(option, str(default))
+        if not text.isdecimal():
+            raise _error(str(self), "option", f"{option}={text}", f"{option}=NUMBER")
+        return int(text)
 
     def __str__(self) -> str:
         """The string that parses to this target."""

@@ -6,6 +6,7 @@ GPU happens to every GPU, or to one of several: "smu-hang@0000:43:00.0=0x12".
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from hw.errors import UsageError
@@ -65,6 +66,34 @@ FAULTS: dict[str, str] = {
 }
 """name -> what happens then"""
 
+_COUNT = "(?:0|[1-9][0-9]*)"
+_NUMBER = f"(?:0[xX][0-9a-fA-F]+|{_COUNT})"
+_AT = f"{_COUNT}?(?::{_COUNT}(?:[.][0-9]+)?)?"
+
+ARGUMENTS: dict[str, str] = {
+    "all-ones-at": f"{_COUNT}?",
+    "all-ones-stage": "psp-bootloader|sos|ring|autoload|smu",
+    "psp-command-silent": f"{_NUMBER}?",
+    "psp-command-error": f"{_NUMBER}?(?::{_NUMBER})?",
+    "smu-busy": f"{_COUNT}?",
+    "smu-hang": f"{_NUMBER}?",
+    "smu-unknown": f"{_NUMBER}?",
+    "engine-hang": f"{_COUNT}?",
+    "flash-power-cut": f"{_COUNT}?",
+    "flash-flip": f"{_COUNT}?",
+    "flash-worn": f"{_NUMBER}?",
+    "mailbox-error": f"{_NUMBER}:{_NUMBER}(?::{_COUNT})?",
+    **{f"usb-{kind}-at": _AT for kind in ("disconnect", "bus-reset", "stall", "timeout", "short", "overflow", "error", "wedge", "kill")},
+    "scsi-fail-at": f"{_COUNT}?",
+    "scsi-wrong-tag-at": f"{_COUNT}?",
+    "link-slow": f"{_COUNT}?(?:[.][0-9]+)?",
+    "link-down-at": f"{_COUNT}?",
+    "config-retry": f"{_COUNT}?",
+    "tlp-completion": f"{_COUNT}:(?:ur|crs|ca|reserved|timeout)(?::{_COUNT})?",
+    "bridge-flash-bad-byte": f"{_NUMBER}?",
+}
+"""name -> pattern of its argument; faults that are not here take none"""
+
 
 def _name_of(key: str) -> str:
     """The fault's name in "name" or "name@address". Raises UsageError for one that does not exist."""
@@ -91,7 +120,7 @@ class FaultPlan:
 
     @classmethod
     def parse(cls, text: str) -> FaultPlan:
-        """From "name,name=argument,name@address". Raises UsageError for an unknown name."""
+        """From "name,name=argument,name@address". Raises UsageError for an unknown name or an argument that the fault does not take."""
         faults = {}
         for word in text.split(","):
             name, _, argument = word.strip().partition("=")
@@ -125,7 +154,9 @@ class FaultPlan:
 
     def add(self, name: str, argument: str = "") -> None:
         """Plan one more fault, also while the machine runs. Raises UsageError."""
-        _name_of(name)
+        plain = _name_of(name)
+        if not re.fullmatch(ARGUMENTS.get(plain, ""), argument):
+            raise UsageError(f"fault {name} cannot have the argument {argument!r}", read=f"{plain}: {FAULTS[plain]}")
         self._faults[_key(name)] = argument
 
     def merge(self, other: FaultPlan) -> None:

@@ -34,7 +34,7 @@ def boot(
 ) -> None:
     """Boot a device stage by stage; a failure shows the stage, what was read, and what usually causes it."""
     if family in NOT_YET:
-        raise NotSupported(f"boot {family}", means=NOT_YET[family])
+        raise NotSupported(f"boot {family}", means=NOT_YET[family], remedy="`tghw boot amd` is what there is; `--mock navi31` for a simulated card")
     if family != "amd":
         raise UsageError(f"unknown device family {family}", remedy="one of amd, nv, mlx5, bnxt")
     logging.getLogger(stages.__name__).setLevel(logging.WARNING)  # the lines below say the same

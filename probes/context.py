@@ -43,6 +43,8 @@ class Common:
     state: str | None = None
     firmware: str | None = None
     fault: str = ""
+    documented: bool = False
+    """the one JSON document was written"""
 
     def selection(self) -> Selection:
         """Where devices are, from options first, the environment second."""
@@ -87,6 +89,8 @@ def take_common(arguments: list[str]) -> tuple[Common, list[str]]:
                     raise UsageError(f"{name} needs a value", means=VALUE_OPTIONS[name])
                 value = arguments[position]
                 position += 1
+            if not value:
+                raise UsageError(f"{name} has an empty value", means=VALUE_OPTIONS[name], remedy="an unset variable in a script? leave the option out where it is not meant")
             setattr(common, name.lstrip("-"), value)
         elif word in ("-v", "--verbose"):
             common.verbose += 1

@@ -153,6 +153,7 @@ def _decode(code: bytes, base: int, arch: str) -> Iterator[Line]:
     if arch not in engines:
         raise UsageError(f"unknown architecture {arch}", remedy=f"one of {', '.join([*TABLE_OF_ARCH, *engines])}")
     engine = capstone.Cs(*engines[arch])
+    engine.skipdata = True  # what is no instruction is shown as bytes instead of ending the listing
     for each in engine.disasm(code, base):
         yield Line(each.address, bytes(each.bytes), f"{each.mnemonic} {each.op_str}".strip())
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
+from typing import Any
 
 import typer
 
-from hw.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, TghwError
+from hw.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, TghwError, UsageError
 from probes import context, render
-
-COMMON_HELP = "Common options, anywhere on the line: " + "; ".join(
-    [f"{name} X: {text}" for name, text in context.VALUE_OPTIONS.items()] + [f"{name}: {text}" for name, text in context.FLAG_OPTIONS.items()]
-)
 
 EPILOG = (
     "Common options may stand anywhere: --json, --json-schema, --no-color, -v, -vv, --device N|ADDRESS, --dev DEV, --remote HOST:PORT, --mock PROFILE, --state DIR, "
@@ -54,14 +50,15 @@ def _configure_logging(verbose: int) -> None:
 
 
 def _print_schema(arguments: list[str]) -> int:
-    from probes.schemas import SCHEMAS
+    """Describe what a command writes with --json: its document, or that of an error."""
+    from probes.schemas import FAILURE, SCHEMAS
 
     name = " ".join(word for word in arguments if not word.startswith("-"))
     matching = [key for key in SCHEMAS if name == key or name.startswith(key + " ")]
     if not matching:
-        sys.stderr.write(f"tghw: usage: no schema for `{name}`\n  do:    one of: {', '.join(SCHEMAS)}\n")
+        render.error(UsageError(f"no schema for {name!r}", remedy=f"one of: {', '.join(SCHEMAS)}"))
         return EXIT_USAGE
-    sys.stdout.write(json.dumps(SCHEMAS[max(matching, key=len)], indent=2) + "\n")
+    render.document({"oneOf": [SCHEMAS[max(matching, key=len)], FAILURE]})
     return EXIT_DONE
 
 
@@ -78,7 +75,7 @@ def run(arguments: list[str]) -> int:
     _configure_logging(common.verbose)
     _register()
     try:
-        status = app(rest, standalone_mode=False)
+        status = app(rest, prog_name="tghw", standalone_mode=False)
         return status if isinstance(status, int) else EXIT_DONE
     except TghwError as problem:
         render.error(problem)
@@ -92,11 +89,20 @@ def run(arguments: list[str]) -> int:
         sys.stderr.close()
         return EXIT_FAILED
     except Exception as problem:
-        show = getattr(problem, "show", None)  # typer's own complaints about the command line; their class moves between its versions
-        if show is None:
+        if not hasattr(problem, "format_message"):  # typer's own complaints about the command line; their class moves between its versions
             raise
-        show()
-        return EXIT_USAGE
+        return _wrong_use(problem)
+
+
+def _wrong_use(problem: Any) -> int:
+    """Tell what typer does not accept about the command line. A command without the words it needs shows its help."""
+    message, where = problem.format_message(), getattr(problem, "ctx", None)
+    if message.startswith("Usage:"):
+        sys.stderr.write(message + "\n")
+    else:
+        name = where.command_path if where is not None else "tghw"
+        render.error(UsageError(message.rstrip("."), remedy=f"`{name} --help` lists what is accepted"))
+    return EXIT_USAGE
 
 
 def main() -> None:

@@ -29,6 +29,7 @@ def err() -> Console:
 
 def document(data: dict[str, Any]) -> None:
     """The one JSON document of a run."""
+    current().documented = True
     sys.stdout.write(json.dumps(data, indent=2) + "\n")
 
 
@@ -57,8 +58,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
 
 
 def error(problem: TghwError) -> None:
-    """An error as a person reads it (stderr: first line with the code, then cause and remedy) or as JSON."""
-    if current().json:
+    """An error as a person reads it (stderr: first line with the code, then cause and remedy), and as the JSON document where none was written."""
+    if current().json and not current().documented:
         document({"error": problem.to_dict()})
     console = err()
     first, *others = problem.explain().splitlines()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
+import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,11 +15,19 @@ from typing import Annotated, Any
 import typer
 
 from hw import target as device_string
-from hw.errors import DeviceError, UsageError
+from hw.errors import DeviceError, TghwError, UsageError
 from probes import render
 from probes.context import current
 
 DEFAULT_DEVICE = "MOCKPCI+AMD"
+
+
+class ProgramFailed(TghwError):
+    """A program that was run ended with a mistake of its own."""
+
+    code = "program-failed"
+    default_means = "the program itself went wrong, not the device"
+    default_remedy = "correct it; `python PROGRAM` shows the whole traceback"
 
 
 def register(app: typer.Typer) -> None:
@@ -30,7 +41,7 @@ def run(program: Annotated[str, typer.Argument(help="built in: add, matmul, copy
     if program.endswith(".py"):
         if not Path(program).is_file():
             raise UsageError(f"there is no file {program}")
-        runpy.run_path(program, run_name="__main__")
+        _run_file(program)
         results: dict[str, Any] = {}
     elif program in PROGRAMS:
         results = PROGRAMS[program]()
@@ -53,6 +64,23 @@ def _select_device() -> str:
     target = device_string.parse(text or DEFAULT_DEVICE)
     os.environ[device_string.VARIABLE] = str(target)
     return str(target)
+
+
+def _run_file(program: str) -> None:
+    """Run somebody's program as `python program` would; what it prints goes to stderr where stdout is for the JSON document."""
+    printed = contextlib.redirect_stdout(sys.stderr) if current().json else contextlib.nullcontext()
+    try:
+        with printed:
+            runpy.run_path(program, run_name="__main__")
+    except TghwError:
+        raise
+    except SystemExit as leaving:
+        if leaving.code not in (None, 0):
+            raise ProgramFailed(f"{program} ended by itself", read=f"exit status {leaving.code}") from leaving
+    except Exception as problem:
+        own = [frame for frame in traceback.extract_tb(problem.__traceback__) if frame.filename == program]
+        place = f"line {own[-1].lineno}: {own[-1].line}" if own else f"line {getattr(problem, 'lineno', '?')}"
+        raise ProgramFailed(f"{program} raised {type(problem).__name__}: {problem}", read=place) from problem
 
 
 def _expect(condition: bool, what: str, seen: object) -> None:

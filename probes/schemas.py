@@ -19,7 +19,11 @@ NUMBER: dict[str, Any] = {"type": "number"}
 BOOLEAN: dict[str, Any] = {"type": "boolean"}
 NULLABLE_STRING: dict[str, Any] = {"type": ["string", "null"]}
 
-ERROR = _object({"code": STRING, "what": STRING, "read": STRING, "means": STRING, "remedy": STRING})
+ERROR = _object(
+    {"code": STRING, "what": STRING, "read": STRING, "means": STRING, "remedy": STRING, "stage": {**STRING, "description": "of a boot; only where one failed"}},
+    required=["code", "what", "read", "means", "remedy"],
+)
+FAILURE = {**_object({"error": ERROR}), "description": "instead of the command's own document, where it failed before it had one"}
 BAR = _object({"index": INTEGER, "address": INTEGER, "size": INTEGER, "is_io": BOOLEAN, "is_64bit": BOOLEAN, "prefetchable": BOOLEAN, "resizable_to": _array(INTEGER)})
 
 DEVICE = _object(
@@ -41,6 +45,7 @@ DEVICE = _object(
         "power_state": NULLABLE_STRING,
         "boot_state": NULLABLE_STRING,
         "held_by": NULLABLE_STRING,
+        "bridge": {"type": ["object", "null"], "description": "the USB bridge in front of it"},
         "problem": {**ERROR, "type": ["object", "null"]},
     }
 )
@@ -55,14 +60,134 @@ STAGE = _object(
     }
 )
 
+NULLABLE_INTEGER: dict[str, Any] = {"type": ["integer", "null"]}
+NULLABLE_NUMBER: dict[str, Any] = {"type": ["number", "null"]}
+
+HOLDER = _object(
+    {
+        "pid": {**INTEGER, "description": "0 for a process of another container"},
+        "command": STRING,
+        "started": {**INTEGER, "description": "clock ticks after boot"},
+        "uid": NULLABLE_INTEGER,
+        "kind": {"enum": ["lock", "node"], "description": "our lock file, or a device node of the vendor's driver"},
+        "path": STRING,
+    }
+)
+GPU = _object(
+    {
+        "index": INTEGER,
+        "address": STRING,
+        "name": STRING,
+        "arch": STRING,
+        "transport": STRING,
+        "driver": NULLABLE_STRING,
+        "power_state": NULLABLE_STRING,
+        "boot_state": NULLABLE_STRING,
+        "link": NULLABLE_STRING,
+        "link_max": NULLABLE_STRING,
+        "virtual_function": {"type": ["boolean", "null"]},
+        "taken": {**NUMBER, "description": "s since 1970"},
+        "figures": {"type": "object", "description": "key (gfx_activity, temperature_edge, power ...) to label, value, unit, limit (null where there is none)"},
+        "throttle": {"type": ["object", "null"], "description": "reason to percent; null where it is not known"},
+        "memory": {**_object({"used": NULLABLE_INTEGER, "total": INTEGER}), "type": ["object", "null"], "description": "bytes of video memory"},
+        "metrics_counter": {**NULLABLE_INTEGER, "description": "updates of the metrics table so far"},
+        "holders": _array(HOLDER),
+        "note": STRING,
+        "problem": {**ERROR, "type": ["object", "null"]},
+    }
+)
+RESET = _object(
+    {
+        "address": STRING,
+        "before": NULLABLE_STRING,
+        "after": NULLABLE_STRING,
+        "method": {**NULLABLE_STRING, "description": "what did it"},
+        "seconds": {**NULLABLE_NUMBER, "description": "by the device's clock"},
+        "problem": {**ERROR, "type": ["object", "null"]},
+    }
+)
+PLAN = _object(
+    {"action": STRING, "modules": _array(STRING), "command": _array(STRING), "holders": _array(HOLDER), "dependents": _array(STRING), "consoles": _array(STRING)}
+)
+SMI = {
+    "oneOf": [
+        {**_object({"gpus": _array(GPU)}), "description": "--list; --watch writes one such document a line"},
+        {**_object({"devices": _array(_object({"address": STRING, "holders": _array(HOLDER)}))}), "description": "--pids"},
+        {
+            **_object({"ended": _array(_object({"pid": INTEGER, "command": STRING, "outcome": STRING})), "left": _array(HOLDER), "remarks": _array(STRING)}),
+            "description": "--kill-pids",
+        },
+        {**_object({"action": STRING, "loaded": _array(STRING)}), "description": "--module expect-unloaded"},
+        {**_object({"action": STRING, "plan": PLAN, "done": BOOLEAN}), "description": "--module unload, load"},
+        {**_object({"resets": _array(RESET)}), "description": "--reset"},
+    ]
+}
+
+REGISTER = _object(
+    {
+        "block": STRING,
+        "name": STRING,
+        "index": {**INTEGER, "description": "dword"},
+        "value": {**NULLABLE_INTEGER, "description": "null: not read, reason says why"},
+        "fields": {"type": "object", "description": "field to value"},
+        "reason": STRING,
+    }
+)
+WRITTEN = _object({**REGISTER["properties"], "before": NULLABLE_INTEGER, "written": INTEGER})
+NAMED_REGISTER = _object(
+    {
+        "block": STRING,
+        "name": STRING,
+        "base": {**NULLABLE_INTEGER, "description": "which of the block's bases the offset counts from; null: absolute"},
+        "offset": INTEGER,
+        "fields": {"type": "object", "description": "field to [lowest, highest bit]"},
+        "acts_when_read": {**STRING, "description": "what reading it does besides; empty for almost all"},
+    }
+)
+DUMP = _object(
+    {
+        "format": STRING,
+        "version": INTEGER,
+        "device": {"type": "object"},
+        "registers": {"type": "object", "description": "block to register to index and value, or skipped"},
+    }
+)
+DIFFERENCE = _object({"block": STRING, "name": STRING, "before": NULLABLE_INTEGER, "after": NULLABLE_INTEGER, "fields": {"type": "object"}})
+
 SCHEMAS: dict[str, dict[str, Any]] = {
     "probe": _object({"devices": _array(DEVICE), "transport": STRING}),
+    "doctor": _object(
+        {
+            "usable": {**BOOLEAN, "description": "false when something blocks; the exit status is 1 then"},
+            "counts": _object({"ok": INTEGER, "warn": INTEGER, "block": INTEGER, "unknown": INTEGER}),
+            "findings": _array(
+                _object(
+                    {
+                        "check": {**STRING, "description": "stable name of the check"},
+                        "subject": {**STRING, "description": "machine, or a device's address"},
+                        "title": STRING,
+                        "state": {"enum": ["ok", "warn", "block", "unknown"]},
+                        "why": STRING,
+                        "read": STRING,
+                        "remedy": STRING,
+                    }
+                )
+            ),
+        }
+    ),
     "boot": _object({"address": STRING, "arch": STRING, "stages": _array(STAGE), "seconds": NUMBER, "boot_state": STRING}),
+    "smi": SMI,
+    "regs list": _object({"registers": _array(NAMED_REGISTER)}),
+    "regs read": _object({"registers": _array(REGISTER)}),
+    "regs write": WRITTEN,
+    "regs dump": {"oneOf": [DUMP, _object({"file": STRING, "read": INTEGER, "skipped": {"type": "object"}})]},
+    "regs diff": _object({"differences": _array(DIFFERENCE)}),
     "run": _object({"program": STRING, "device": STRING, "ok": BOOLEAN, "seconds": NUMBER, "results": {"type": "object"}}),
     "disasm": _object({"arch": STRING, "sections": _array({"type": "object"})}),
     "mock list": _object({"profiles": _array(_object({"name": STRING, "summary": STRING}))}),
     "mock show": _object({"name": STRING, "summary": STRING, "functions": _array({"type": "object"}), "faults": {"type": "object"}}),
     "bench": {"type": "object", "description": "one key a benchmark; inside: figure name to value, unit in the name"},
-    "demo": _object({"steps": _array({"type": "object"}), "ok": BOOLEAN}),
-    "explain": _object({"code": STRING, "means": STRING, "remedy": STRING, "exit_status": INTEGER}),
+    "demo": _object({"steps": _array({"type": "object"}), "ok": BOOLEAN, "seconds": NUMBER}),
+    "explain": {"oneOf": [_object({"code": STRING, "means": STRING, "remedy": STRING, "exit_status": INTEGER}), _object({"codes": _array(STRING)})]},
+    "options": _object({"options": {"type": "object", "description": "option to its meaning"}}),
 }

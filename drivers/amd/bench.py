@@ -57,6 +57,9 @@ def _fresh_tables() -> tuple[PageTables, list[int]]:
         writes.append(len(data))
         memory.write(offset, data)
 
+    def free(address: int) -> None:
+        allocator.free(address)
+
     root = allocator.alloc(PAGE)
-    tables = PageTables(GFX11, root=root, write=write, alloc_table=lambda: allocator.alloc(PAGE), free_table=allocator.free, invalidate=lambda: None)
+    tables = PageTables(GFX11, root=root, write=write, alloc_table=lambda: allocator.alloc(PAGE), free_table=free, invalidate=lambda: None)
     return tables, writes

@@ -6,6 +6,7 @@ Sources: public amdgpu headers (nbio_4_3_0, bif_bx): RSMU_INDEX/DATA, PCIE_INDEX
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -16,6 +17,8 @@ from hw.clock import HOST_CLOCK, Clock
 from hw.errors import OutOfWindow
 from hw.mmio import BytesLike, Mmio
 from hw.regs import RegisterSpace
+
+log = logging.getLogger(__name__)
 
 MEMSIZE = 0xDE3
 """dword index of RCC_CONFIG_MEMSIZE, MiB; readable before anything is known"""
@@ -142,6 +145,7 @@ class Vram:
     def read(self, offset: int, size: int) -> bytes:
         """Bytes of VRAM. Raises OutOfWindow."""
         self._check(offset, size)
+        log.debug("read  %#x bytes of VRAM at %#x", size, offset)
         seen = max(0, min(size, self.visible - offset))
         data = self.window.read(offset, seen) if seen else b""
         return data if seen == size else data + self._read_hidden(offset + seen, size - seen)
@@ -150,6 +154,7 @@ class Vram:
         """Write bytes of VRAM; the GPU sees them after a flush of the HDP. Raises OutOfWindow."""
         size = len(data)
         self._check(offset, size)
+        log.debug("write %#x bytes of VRAM at %#x", size, offset)
         seen = max(0, min(size, self.visible - offset))
         if seen:
             self.window.write(offset, data if seen == size else data[:seen])

@@ -9,6 +9,7 @@ from typing import Literal
 
 from hw.clock import Clock
 from hw.errors import BootError, TghwError, UsageError
+from hw.signals import guarded_signals, uninterrupted
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,8 @@ def run_stages(
     """Run the stages in order, the last one being `until`; `verify` runs after each and raises when the device is gone.
 
     When anything raises on the way, KeyboardInterrupt included, on_error hears of it, the stages that began are undone in reverse
-    order, and the error goes on. An undo that fails is logged; the first error is the one that is told.
+    order, and the error goes on. An undo that fails is logged; the first error is the one that is told. Ctrl-C, SIGTERM and SIGHUP
+    interrupt the stages, but not the undoing.
     """
     last = len(stages) - 1 if until is None else position_of(stages, until)
     results: list[StageResult] = []
@@ -81,7 +83,8 @@ def run_stages(
         if on_stage:
             on_stage(result)
 
-    try:
+    def run_all() -> None:
+        nonlocal current, start
         for stage in stages[: last + 1]:
             current, start = stage, clock.now()
             if not stage.check():
@@ -93,7 +96,8 @@ def run_stages(
             verify()
             current = None
             report(stage, "done", start)
-    except BaseException as error:
+
+    def take_all_back(error: BaseException) -> None:
         if current is not None:
             if isinstance(error, BootError) and not error.stage:
                 error.stage = current.name
@@ -103,7 +107,14 @@ def run_stages(
         for stage in reversed(started):
             if stage.undo is not _nothing:
                 _take_back(stage, clock, report)
-        raise
+
+    with guarded_signals():
+        try:
+            run_all()
+        except BaseException as error:
+            with uninterrupted():
+                take_all_back(error)
+            raise
     return results
 
 

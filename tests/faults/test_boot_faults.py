@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -478,6 +480,22 @@ def test_interrupt_in_the_middle_of_a_cold_boot(milliseconds: float) -> None:
     assert each.dev.state() == "cold"
     assert not each.gpu.bus_master
     assert not each.gpu.psp.sos_alive and not each.gpu.psp.components
+    recovers(each)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_does_not_stop_what_is_being_taken_back(number: int) -> None:
+    each = bench()
+    for seconds in (0.16, 0.17):  # in the PSP stage; while its undo resets the card
+        each.machine.scheduler.call_later(seconds, lambda: os.kill(os.getpid(), number), "signal")
+    before = signal.getsignal(number)
+    seen: list[StageResult] = []
+    with pytest.raises(KeyboardInterrupt):
+        each.dev.boot(on_stage=seen.append)
+    assert signal.getsignal(number) is before
+    assert [result.name for result in seen if result.outcome == "undone"] == ["psp", "ih", "gmc", "soc", "bus-master", "pci"]
+    assert each.dev.state() == "cold"
+    assert not each.gpu.bus_master
     recovers(each)
 
 

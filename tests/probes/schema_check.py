@@ -17,6 +17,9 @@ KINDS: dict[str, tuple[type, ...]] = {
 
 def problems(schema: dict[str, Any], value: Any, place: str = "$") -> list[str]:
     """What in `value` the schema does not allow."""
+    if "oneOf" in schema:
+        found_in = [problems(each, value, place) for each in schema["oneOf"]]
+        return [] if [] in found_in else [f"{place}: none of {len(found_in)} forms fits", *min(found_in, key=len)]
     if "enum" in schema:
         return [] if value in schema["enum"] else [f"{place}: {value!r} is none of {schema['enum']}"]
     wanted = schema.get("type")

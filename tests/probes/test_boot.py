@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hw.trace import load
-from probes.schemas import SCHEMAS
+from probes.schemas import FAILURE, SCHEMAS
 from tests.probes.schema_check import problems
 
 
@@ -48,6 +48,21 @@ def test_failed_boot_names_the_stage_register_cause_and_remedy(tghw):
         assert word in result.err
 
 
+def test_failed_boot_as_json_names_the_stage(tghw):
+    result = tghw("--mock", "navi31", "--fault", "smu-silent", "boot", "amd", "--json")
+    assert result.status == 1
+    assert problems(FAILURE, result.json) == []
+    assert result.json["error"]["stage"] == "smu"
+
+
+def test_vv_shows_every_register_access_by_name_and_v_does_not(tghw):
+    quiet = tghw("--mock", "navi31", "boot", "amd", "-v", "--until", "gmc")
+    assert "MMVM_CONTEXT0_CNTL" not in quiet.err
+    loud = tghw("--mock", "navi31", "boot", "amd", "-vv", "--until", "gmc")
+    assert "write MMVM_CONTEXT0_CNTL = 0x01fffe07 (enable_context=0x1, page_table_depth=0x3," in loud.err
+    assert "read  MMVM_CONTEXT0_CNTL = 0x01fffe07" in loud.err
+
+
 def test_trace_of_a_boot_carries_the_stage_names(tghw, tmp_path):
     file = tmp_path / "boot.jsonl"
     assert tghw("--mock", "navi31", "boot", "amd", "--trace", str(file)).status == 0
@@ -78,6 +93,32 @@ def test_program_file_runs_on_the_selected_device(tghw, tmp_path):
     assert tghw("--dev", "CPU", "run", str(file)).status == 0
 
 
+def test_program_that_goes_wrong_is_told_by_its_own_line(tghw, tmp_path):
+    file = tmp_path / "program.py"
+    file.write_text("x = 1\nraise ValueError('no')\n")
+    result = tghw("--dev", "CPU", "run", str(file))
+    assert result.status == 1
+    assert "program-failed" in result.err
+    assert "raised ValueError: no" in result.err
+    assert "line 2: raise ValueError('no')" in result.err
+    assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize(("code", "status"), [("0", 0), ("3", 1), ("'bad'", 1)])
+def test_program_that_ends_by_itself(tghw, tmp_path, code, status):
+    file = tmp_path / "program.py"
+    file.write_text(f"raise SystemExit({code})\n")
+    assert tghw("--dev", "CPU", "run", str(file)).status == status
+
+
+def test_what_a_program_prints_does_not_mix_with_the_document(tghw, tmp_path):
+    file = tmp_path / "program.py"
+    file.write_text("print('hello')\n")
+    result = tghw("--dev", "CPU", "run", str(file), "--json")
+    assert problems(SCHEMAS["run"], result.json) == []
+    assert "hello" in result.err
+
+
 def test_unknown_program_is_wrong_use(tghw):
     assert tghw("run", "nothing").status == 2
 
@@ -91,5 +132,6 @@ def test_demo_shows_the_whole_story(tghw):
 
 def test_demo_as_json_has_every_step(tghw):
     document = tghw("demo", "--json").json
+    assert problems(SCHEMAS["demo"], document) == []
     assert [step["step"] for step in document["steps"]] == ["find", "boot", "watch", "compute", "compute", "compute"]
     assert document["ok"] is True

@@ -10,7 +10,7 @@ import pytest
 from hw.errors import UsageError
 from probes.context import take_common
 from probes.render import duration, size
-from probes.schemas import SCHEMAS
+from probes.schemas import FAILURE, SCHEMAS
 from tests.probes.schema_check import problems
 
 
@@ -29,6 +29,12 @@ def test_nothing_after_a_double_dash_is_taken():
 def test_option_without_its_value_is_wrong_use():
     with pytest.raises(UsageError, match="--mock needs a value"):
         take_common(["probe", "--mock"])
+
+
+@pytest.mark.parametrize("line", [["--mock", "", "probe"], ["--mock=", "probe"], ["probe", "--dev", ""], ["--device=", "probe"]])
+def test_empty_value_of_an_unset_variable_never_means_another_machine(line):
+    with pytest.raises(UsageError, match="has an empty value"):
+        take_common(line)
 
 
 def test_dev_with_a_bus_address_selects_a_device(monkeypatch):
@@ -53,6 +59,57 @@ def test_unknown_command_is_wrong_use(tghw):
     result = tghw("fly")
     assert result.status == 2
     assert "fly" in result.err
+
+
+@pytest.mark.parametrize(
+    ("line", "text"), [("probe more", "unexpected extra argument"), ("boot", "Missing argument 'family'"), ("mock fly", "No such command 'fly'"), ("probe --bogus", "--bogus")]
+)
+def test_what_the_command_line_parser_refuses_is_an_error_like_any_other(tghw, line, text):
+    result = tghw(*line.split(), "--json")
+    assert result.status == 2
+    assert problems(FAILURE, result.json) == []
+    assert result.json["error"]["code"] == "usage"
+    assert text in result.json["error"]["what"]
+    assert "--help` lists what is accepted" in result.json["error"]["remedy"]
+
+
+@pytest.mark.parametrize("line", [(), ("mock",)])
+def test_command_without_words_shows_what_there_is(tghw, line):
+    result = tghw(*line)
+    assert result.status == 2
+    assert result.err.startswith("Usage: tghw")
+    assert "list" in result.err if line else "probe" in result.err
+
+
+@pytest.mark.parametrize(
+    ("dev", "text"), [("MOCKPCI+AMD,seed=x", "seed=NUMBER"), ("MOCKPCI+AMD,bogus=1", "allowed: profile, seed, fault"), ("PCI+AMD,profile=navi31", "none for AMD on a real bus")]
+)
+def test_option_of_a_device_string_that_nobody_reads_is_refused(tghw, dev, text):
+    result = tghw("--dev", dev, "probe")
+    assert result.status == 2
+    assert text in result.err
+
+
+@pytest.mark.parametrize("fault", ["all-ones-at=x", "all-ones-stage=attic", "smu-busy=-1", "psp-command-error=0x20:zz", "psp-never-ready=3", "tlp-completion", "mailbox-error=3"])
+def test_fault_with_an_argument_that_it_does_not_take_is_refused(tghw, fault):
+    result = tghw("--mock", "navi31", "--fault", fault, "probe")
+    assert result.status == 2
+    assert f"fault {fault.partition('=')[0]} cannot have the argument" in result.err
+
+
+def test_a_lost_device_is_one_json_document_with_the_error_in_it(tghw):
+    result = tghw("--mock", "dead-bus", "probe", "--json")
+    assert result.status == 1
+    assert problems(SCHEMAS["probe"], result.json) == []
+    assert result.json["devices"][0]["problem"]["code"] == "bus-lost"
+
+
+@pytest.mark.parametrize("line", ["options", "explain", "mock list", "mock show navi31-8"])
+def test_documents_are_those_of_the_schema(tghw, line):
+    result = tghw(*line.split(), "--json")
+    assert result.status == 0
+    schema = max((name for name in SCHEMAS if line.startswith(name)), key=len)
+    assert problems(SCHEMAS[schema], result.json) == []
 
 
 def test_error_with_json_is_one_document_and_still_has_text_on_stderr(tghw):
@@ -80,7 +137,7 @@ def test_bad_device_string_names_the_part(tghw):
 def test_every_command_prints_its_schema(tghw, command):
     result = tghw(*command.split(), "--json-schema")
     assert result.status == 0
-    assert result.json == SCHEMAS[command]
+    assert result.json == {"oneOf": [SCHEMAS[command], FAILURE]}
 
 
 def test_explain_knows_every_code_of_the_error_tree(tghw):
@@ -105,6 +162,9 @@ def test_schema_check_itself_sees_what_is_wrong():
     assert problems(schema, good) == []
     assert problems(schema, {**good, "seconds": "1"}) == ["$.seconds: str is not number"]
     assert problems(schema, {**good, "extra": 1}) == ["$: extra is not in the schema"]
+    either = {"oneOf": [schema, {"type": "string"}]}
+    assert problems(either, good) == problems(either, "x") == []
+    assert problems(either, 1) == ["$: none of 2 forms fits", "$: int is not object"]
 
 
 def test_mock_list_and_show_agree_with_the_profiles(tghw):
@@ -155,6 +215,13 @@ def test_raw_machine_code_needs_an_architecture(tghw, tmp_path: Path):
     assert tghw("disasm", str(file)).status == 2
     result = tghw("disasm", str(file), "--arch", "gfx1100")
     assert "s_endpgm" in result.out
+
+
+def test_bytes_that_are_no_instruction_do_not_end_a_listing(tghw, tmp_path: Path):
+    file = tmp_path / "raw.bin"
+    file.write_bytes(b"\xc3\x06\xc3")  # 06 is nothing in 64-bit mode
+    lines = tghw("disasm", str(file), "--arch", "x86_64", "--json").json["sections"][0]["lines"]
+    assert [line["text"] for line in lines] == ["ret", ".byte 0x06", "ret"]
 
 
 def test_ptx_kernels_are_listed(tghw, tmp_path: Path):
