@@ -90,7 +90,6 @@ ARGUMENTS: dict[str, str] = {
     "link-down-at": f"{_COUNT}?",
     "config-retry": f"{_COUNT}?",
     "tlp-completion": f"{_COUNT}:(?:ur|crs|ca|reserved|timeout)(?::{_COUNT})?",
-    "bridge-flash-bad-byte": f"{_NUMBER}?",
 }
 """name -> pattern of its argument; faults that are not here take none"""
 

@@ -39,6 +39,8 @@ class BulkEngine:
         self._sram = sram
         self._scheduler = scheduler
         self._rate: float = profile["sram_rate"]
+        self.wire_rate: Callable[[], float] = lambda: float("inf")
+        """what USB brings or takes (bytes/s)"""
         self._settle: float = profile["sram_settle"]
         self._faults = faults
         self._reinitialises = reinitialises
@@ -98,9 +100,10 @@ class BulkEngine:
         address = DATA + self._first + self.done % self._size
         last = bytes(data[max(0, length - 1024) : length])
         self._sram.write(address, data[: length - len(last)])
-        self._scheduler.call_later(self._settle, lambda: self._sram.write(address + length - len(last), last), "SRAM write")
+        seconds = length / min(self._rate, self.wire_rate())
+        self._scheduler.call_later(seconds + self._settle, lambda: self._sram.write(address + length - len(last), last), "SRAM write")
         self._advance(length)
-        return length, length / self._rate
+        return length, seconds
 
     def give(self, room: int) -> tuple[bytes | None, float]:
         """Data for USB: (bytes or None for not now, s it takes)."""

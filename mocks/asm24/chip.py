@@ -49,6 +49,7 @@ class Asm24:
         self.tlp = TlpEngine(self.xdata, self.fabric, self.clock, lambda: self.link.engine_runs, self.faults, profile["completion_timeout"])
         self.tlp.lose_link = self.link.drop
         self.bulk = BulkEngine(self.xdata, self.sram, self.scheduler, profile, machine.faults, profile["build"] == "newer", lambda: self.usb.wake())
+        self.bulk.wire_rate = lambda: self.usb.wire_rate
         self.flash = BridgeFlash(machine, profile)
         self.controller = FlashController(self.xdata, self.flash, self.scheduler, profile["flash"]["stale_first"])
         self.console = bytearray()
@@ -172,7 +173,7 @@ class Asm24:
     def _at_once(self, action: Callable[[], None], value: int) -> None:
         """Bit 0 starts something that ends the running request, too."""
         if value & 1:
-            self.scheduler.call_later(0.0, action)
+            action()
 
     def _gpio_levels(self, first: int) -> int:
         """Eight pins: driven ones show their level, inputs are pulled up."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from mocks.asm24.descriptors import SUPER_PLUS, Descriptors, Endpoint
+from mocks.asm24.descriptors import HIGH, MBITS, SUPER_PLUS, Descriptors, Endpoint
 
 if TYPE_CHECKING:
     from mocks.asm24.chip import Asm24
@@ -26,6 +26,8 @@ KIND_MASK = 0x60
 TO_DEVICE, TO_INTERFACE, TO_ENDPOINT = 0, 1, 2
 
 FEATURE_HALT = 0
+EFFICIENCY = 0.8
+"""part of the line rate that bulk data gets"""
 
 
 class Standard(IntEnum):
@@ -151,7 +153,12 @@ class UsbDevice:
     @property
     def packet(self) -> int:
         """Bytes of a full bulk packet."""
-        return 512 if self.speed == 3 else 1024
+        return 512 if self.speed == HIGH else 1024
+
+    @property
+    def wire_rate(self) -> float:
+        """Bytes of bulk data a second that the bus allows."""
+        return MBITS[self.speed] * 1e6 / 8 * EFFICIENCY
 
     def wake(self) -> None:
         """Something may have become ready."""

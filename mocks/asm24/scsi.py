@@ -255,10 +255,12 @@ class ScsiTarget:
             waiting.clear()
 
         def sink(data: bytes) -> None:
-            for piece in (data[at : at + SECTOR] for at in range(0, len(data), SECTOR)):
-                waiting.extend(piece)
-                if (place + len(waiting)) % FLASH_SECTOR == 0:
+            while data:
+                room = FLASH_SECTOR - (place + len(waiting)) % FLASH_SECTOR
+                waiting.extend(data[:room])
+                if len(data) >= room:
                     flush()
+                data = data[room:]
 
         def finish() -> None:
             if waiting:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
+from functools import cache
 
 from hw.pci.device import DMA_PAGE
 from mocks.memory import SparseMemory
@@ -36,7 +37,7 @@ class Sram:
                 self._starts[page] = self._memory.address + offset
                 offset += DMA_PAGE
         self.window = self._memory.view(0, self._memory.size, "SRAM of the bridge")
-        self.window.write(0, random.Random(seed).randbytes(self._memory.size))
+        self.window.write(0, _noise(seed, self._memory.size))
         self.errors: list[tuple[str, int, int]] = []
         """accesses of devices that nobody answered: ("read" or "write", PCIe address, bytes)"""
         self.blocked = False
@@ -91,6 +92,12 @@ class Sram:
     def _unanswered(self, kind: str, address: int, size: int) -> None:
         self.errors.append((kind, address, size))
         log.warning("%s of %d bytes at PCIe address %#x by the GPU: no SRAM of the bridge there", kind, size, address)
+
+
+@cache
+def _noise(seed: int, size: int) -> bytes:
+    """What is in it at power-on."""
+    return random.Random(seed).randbytes(size)
 
 
 def _pages(address: int, size: int) -> list[tuple[int, int]]:

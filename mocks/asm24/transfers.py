@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from mocks.asm24.descriptors import MBITS
 from mocks.asm24.device import NoAnswer, Setup, Stall, UsbDevice
 from mocks.clock import Engine
 
@@ -14,9 +13,6 @@ if TYPE_CHECKING:
 
 COMPLETED, ERROR, TIMED_OUT, CANCELLED, STALL, NO_DEVICE, OVERFLOW = range(7)
 """how a transfer ends, as libusb numbers it"""
-
-EFFICIENCY = 0.8
-"""part of the line rate that data gets"""
 
 
 class Transfer:
@@ -82,7 +78,7 @@ class Pipe:
         self._chip = device.chip
         self._queue: deque[Transfer] = deque()
         self._working = False
-        self._rate = MBITS[device.speed] * 1e6 / 8 * EFFICIENCY
+        self._rate = device.wire_rate
 
     def add(self, transfer: Transfer) -> None:
         self._queue.append(transfer)
@@ -102,9 +98,14 @@ class Pipe:
                 yield self._host.latency(transfer, self._device.speed)
                 while not transfer.over and (transfer.lost or self._chip.wedged):
                     yield self._device.ready
-                if not transfer.over:
-                    yield from self._control(transfer) if transfer.setup is not None else self._bulk(transfer)
-                self._queue.popleft()
+                try:
+                    if not transfer.over:
+                        yield from self._control(transfer) if transfer.setup is not None else self._bulk(transfer)
+                except Exception:
+                    transfer.finish(ERROR)  # the simulation itself cannot go on with this one
+                    raise
+                finally:
+                    self._queue.popleft()
         finally:
             self._working = False
 

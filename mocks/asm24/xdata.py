@@ -49,15 +49,17 @@ def addresses() -> dict[str, int]:
     return {entry.name: entry.first for entry in table()}
 
 
+@cache
+def _by_address() -> dict[int, Entry]:
+    return {address: entry for entry in table() for address in range(entry.first, entry.last + 1)}
+
+
 class Xdata:
     """Bytes by address. Hooks see the address within its page; page 1 addresses carry bit 16."""
 
     def __init__(self, sram: Sram) -> None:
         self._sram = sram
-        self._entries: dict[int, Entry] = {}
-        for entry in table():
-            for address in range(entry.first, entry.last + 1):
-                self._entries[address] = entry
+        self._entries = _by_address()
         self.memory = bytearray(2 * PAGE_SIZE)
         self._reads: dict[str, ReadHook] = {}
         self._writes: dict[str, WriteHook] = {}
