@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -246,8 +247,11 @@ class Server:
             log.info("serprog client %s:%d", *peer[:2])
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             session = Session(self.programmer)
+            clock = self.programmer.flash.controller.clock
+            arrived, device_time = time.monotonic(), clock.now()
             while data := _received(connection):
                 try:
+                    clock.sleep(max(0.0, time.monotonic() - arrived - (clock.now() - device_time)))  # the client's waiting counts on a simulated device too
                     answer = session.feed(data)
                 except TghwError:
                     _send(connection, NAK)

@@ -73,6 +73,15 @@ def chips() -> dict[bytes, Chip]:
     return found
 
 
+def likely_rotation(captured: bytes) -> int:
+    """By how many places a capture of an unknown chip is rotated: chips repeat their three bytes, so the fourth equals the first."""
+    for turn in range(len(captured)):
+        rotated = captured[turn:] + captured[:turn]
+        if rotated[0] == rotated[ID_BYTES]:
+            return turn
+    return 0
+
+
 def find(captured: bytes) -> tuple[Chip, int] | None:
     """The chip whose id is in the captured bytes, and by how many places they are rotated. None: not in the table."""
     known = chips()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from firmware.spi import sfdp
-from firmware.spi.chips import ID_BYTES, Chip, find
+from firmware.spi.chips import ID_BYTES, Chip, find, likely_rotation
 from firmware.spi.controller import Progress, SpiController, no_progress
 from firmware.spi.errors import ChipBusy, ChipSilent, ChipUnknown, StatusUnchanged, WriteEnableFailed
 from firmware.spi.protection import CMP, WEL, WIP, Protection
@@ -69,10 +69,11 @@ def identify(controller: SpiController) -> Identity:
     found = find(captured)
     if found is not None:
         return Identity(found[0], captured, found[1], None)
-    described = _by_sfdp(controller, captured[:ID_BYTES])
+    turn = likely_rotation(captured)
+    described = _by_sfdp(controller, (captured[turn:] + captured[:turn])[:ID_BYTES])
     if described is None:
         raise ChipUnknown("the flash chip", read=f"id bytes {captured.hex(' ')}, no usable SFDP table")
-    return Identity(described[0], captured, 0, described[1])
+    return Identity(described[0], captured, turn, described[1])
 
 
 def _by_sfdp(controller: SpiController, jedec: bytes) -> tuple[Chip, int] | None:
