@@ -7,7 +7,6 @@ driver works (test_the_unbroken_driver_boots_and_copies).
 from __future__ import annotations
 
 import os
-import time
 
 import pytest
 
@@ -17,6 +16,7 @@ from drivers.amd.layouts.psp import BootLoaderCommand
 from firmware.amd_layouts import PSP_IMAGE_HEADER_SIZE
 from hw.errors import BusLost, NotModelled, PspError, RlcError, SmuError, TghwError
 from mocks.amd.fw import sos_parts
+from mocks.amd.hub import VmFault
 from tests.drivers.amd.support import Bench, bench
 from tests.mocks.saboteur import MEMORY, Rule, Saboteur, Write, keep
 
@@ -267,23 +267,22 @@ def test_9_a_device_that_fell_off_the_bus_is_noticed_in_the_middle_of_the_boot()
 # --- 13: time ---
 
 
-def test_13_a_boot_takes_simulated_time_and_hardly_any_real_one() -> None:
+def test_13_a_boot_takes_time() -> None:
     made = broken()
-    start, real = made.machine.clock.now(), time.process_time()
+    start = made.machine.clock.now()
     made.dev.boot()
     assert 0.3 < made.machine.clock.now() - start < 0.6
-    assert time.process_time() - real < 2
 
 
 def test_13_who_does_not_wait_reads_that_it_is_not_done() -> None:
     made = broken()
     made.dev.boot(until="psp")
-    smu = made.dev.smu
     response, message = made.dev.mp1.MP1_SMN_C2PMSG_90, made.dev.mp1.MP1_SMN_C2PMSG_66
     response.write(0)
     message.write(0x2)
     assert response.read() == 0
-    assert smu is not None
+    made.machine.clock.sleep(1e-3)
+    assert response.read() == 1
 
 
 def test_13_the_seed_changes_when_things_happen_but_not_what() -> None:
@@ -313,7 +312,7 @@ def test_15_the_root_page_table_must_be_cleared() -> None:
     entries = [int.from_bytes(root[at : at + 8], "little") for at in range(0, 4096, 8)]
     assert sum(entry & 1 for entry in entries) > 100
     hub = made.gpu.hub("gfx")
-    with pytest.raises(Exception, match="gfx hub"):
+    with pytest.raises(VmFault, match="gfx hub"):
         for page in range(64):
             hub.read(0, 0x2000_0000_0000 + (page << 39), 8, fetch=True)
     assert made.gpu.machine.ram.errors == []
