@@ -50,7 +50,7 @@ class PagemapMemory:
 
     def __init__(self, host: HostFiles = HOST, pagemap: PagemapReader | None = None) -> None:
         self._host = host
-        self._pagemap = pagemap or self._read_pagemap
+        self._pagemap = pagemap or self.read_pagemap
         self._page = mmap.PAGESIZE
 
     def alloc(self, size: int, *, contiguous: bool = False) -> DmaMemory:
@@ -107,7 +107,8 @@ class PagemapMemory:
             raise PagemapHidden("the physical address of a page is hidden", read=f"pagemap entry {entry:#018x}, frame 0")
         return [frame * self._page + offset for offset in range(0, self._page, DMA_PAGE)]
 
-    def _read_pagemap(self, address: int, count: int) -> list[int]:
+    def read_pagemap(self, address: int, count: int) -> list[int]:
+        """Entries of this process's pages from a virtual address on. Raises PagemapHidden."""
         path = self._host.proc / "self" / "pagemap"
         try:
             descriptor = self._host.open(path, os.O_RDONLY)

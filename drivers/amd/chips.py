@@ -40,6 +40,13 @@ CHIPS: dict[int, Chip] = {
     0x75A8: Chip("MI350P", "gfx950", "Instinct MI350P"),
 }
 
+USUAL_VERSIONS: dict[str, dict[str, tuple[int, int, int]]] = {
+    "Navi31": {"GC": (11, 0, 0), "MP0": (13, 0, 0), "MP1": (13, 0, 0), "SDMA0": (6, 0, 0)},
+    "Navi32": {"GC": (11, 0, 3), "MP0": (13, 0, 10), "MP1": (13, 0, 10), "SDMA0": (6, 0, 3)},
+    "Navi33": {"GC": (11, 0, 2), "MP0": (13, 0, 7), "MP1": (13, 0, 7), "SDMA0": (6, 0, 2)},
+}
+"""versions that the chips' discovery tables name, for saying which firmware files a card will ask for; a boot goes by the table itself"""
+
 PRODUCTS: dict[tuple[int, int], str] = {
     (0x744C, 0xC8): "Radeon RX 7900 XTX",
     (0x744C, 0xCC): "Radeon RX 7900 XT",
