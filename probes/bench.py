@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
     app.command("bench")(bench)
 
 
-def bench(what: Annotated[str, typer.Argument(help="mmio, boot, launch, copy, emulate, pagetables or all")] = "all") -> None:
+def bench(what: Annotated[str, typer.Argument(help="mmio, boot, launch, copy, emulate, pagetables, flash or all")] = "all") -> None:
     """Measure: register access, boot, kernel launch, copies, the simulated GPU's speed, page tables."""
     chosen = list(BENCHES) if what == "all" else [what]
     if any(name not in BENCHES for name in chosen):
@@ -162,6 +162,12 @@ def _pagetables(selection: Selection) -> dict[str, Any]:
     return pagetable_bench()
 
 
+def _flash(selection: Selection) -> dict[str, Any]:
+    from probes.flash_bench import flash_bench
+
+    return flash_bench(current().selection())
+
+
 BENCHES: dict[str, Callable[[Selection], dict[str, Any]]] = {
     "mmio": _mmio,
     "boot": _boot,
@@ -169,4 +175,5 @@ BENCHES: dict[str, Callable[[Selection], dict[str, Any]]] = {
     "copy": _copy,
     "emulate": _emulate,
     "pagetables": _pagetables,
+    "flash": _flash,
 }
