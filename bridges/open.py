@@ -10,9 +10,11 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bridges import ways
 from drivers.amd.chips import GPU_CLASSES, VENDOR_AMD, chip_of, product_of
 from firmware.store import FirmwareStore
 from hw.clock import HOST_CLOCK, Clock
@@ -34,13 +36,14 @@ log = logging.getLogger(__name__)
 TRANSPORTS = ("auto", "pci", "vfio", "usb", "usb4", "remote", "mock")
 
 NOT_BUILT = {
-    "vfio": "the VFIO transport is not built yet; the plain sysfs transport (`pci`) is",
     "usb4": "USB4 tunnels appear as ordinary PCI devices on Linux: use `pci`; the macOS path is not built yet",
     "remote": "PCI over TCP is not built yet",
     "kfd": "the amdgpu kernel driver's interface is not built yet; `PCI+AMD` drives the card without it",
     "nvk": "the NVIDIA kernel driver's interface is not built yet",
 }
 
+ON_THE_BUS = ("pci", "vfio")
+"""transports of devices that are on this machine's PCI bus"""
 SIMULATED_POWER_STATES = {0: "D0", 3: "D3hot"}
 PROFILE_OF_ARCH = {"gfx1100": "navi31", "gfx1101": "navi32", "gfx1102": "navi33"}
 DEFAULT_PROFILE = "navi31"
@@ -217,8 +220,8 @@ def find(selection: Selection, transport: str = "auto", *, host: HostFiles = HOS
     kind = transport_of(selection, transport)
     if kind == "mock":
         return _find_mock(selection)
-    if kind == "pci":
-        return _find_sysfs(host, touch)
+    if kind in ON_THE_BUS:
+        return _find_on_bus(kind, host, touch)
     if kind == "usb":
         return _find_usb(selection)
     raise NotSupported(f"searching devices over {kind}", means=NOT_BUILT.get(kind, "this transport is not built yet"))
@@ -239,13 +242,19 @@ def _find_mock(selection: Selection) -> list[Found]:
     return found
 
 
-def _find_sysfs(host: HostFiles, touch: bool) -> list[Found]:
+def _find_on_bus(kind: str, host: HostFiles, touch: bool) -> list[Found]:
+    """The functions of this machine's PCI bus. Their openers are for looking: none takes a function from its driver or gives it to another."""
     from hw.pci import functions, sysfs
+    from hw.pci.groups import VFIO_PCI
+    from hw.pci.vfio import VfioPciDevice
 
     found = []
     for function in functions.scan(host, touch=touch):
-        opener = lambda address=function.address: sysfs.SysfsPciDevice(address, host=host)  # noqa: E731
-        found.append(Found(function.address, "pci", function.id, opener, bars=function.bars, details=function.to_dict(), lock_name=function.address))
+        look: Callable[..., PciDevice] = sysfs.SysfsPciDevice
+        if kind == "vfio" or function.driver == VFIO_PCI:
+            look = partial(VfioPciDevice, bind=False)
+        opener = partial(look, function.address, host=host)
+        found.append(Found(function.address, kind, function.id, opener, bars=function.bars, details=function.to_dict(), lock_name=function.address))
     return found
 
 
@@ -360,11 +369,28 @@ def amd_gpus(selection: Selection, transport: str = "auto") -> list[Found]:
     return [each for each in find(selection, transport) if each.is_amd_gpu]
 
 
-def open_pci(selection: Selection, transport: str = "auto") -> PciDevice:
-    """Open the selected AMD GPU as a PCI function. Raises NothingFound, BusLost, DeviceBusy, PermissionMissing."""
-    if transport_of(selection, transport) == "usb":
+def open_pci(selection: Selection, transport: str = "auto", *, host: HostFiles = HOST) -> PciDevice:
+    """Open the selected AMD GPU as a PCI function. On this machine's bus every way is tried, unless one was asked for.
+
+    Raises NothingFound, BusLost, DeviceBusy, PermissionMissing, NoTransport.
+    """
+    kind = transport_of(selection, transport)
+    if kind == "usb":
         return open_usb(selection, choose_bridge(selection))
-    everything = find(selection, transport)
+    try:
+        chosen = choose(_selected_gpus(selection, transport, host), selection.device)
+    except NothingFound as missing:
+        if kind == "pci" and transport == "auto" and not (selection.target and selection.target.interface):
+            return _behind_a_bridge(selection, missing)
+        raise
+    if kind == "pci":
+        return ways.first_that_serves(chosen.address, ways.pci_ways(chosen.address, host))
+    return ways.open_vfio(chosen.address, host) if kind == "vfio" else chosen.opener()
+
+
+def _selected_gpus(selection: Selection, transport: str, host: HostFiles) -> list[Found]:
+    """The AMD GPUs that the device string allows. Raises NothingFound, BusLost when all that is there does not answer."""
+    everything = find(selection, transport, host=host)
     gpus = [each for each in everything if each.is_amd_gpu]
     if not gpus:
         lost = [each for each in everything if each.problem is not None]
@@ -378,7 +404,22 @@ def open_pci(selection: Selection, transport: str = "auto") -> PciDevice:
     if selection.device is None and selection.target is not None:
         addresses = selection.target.choose([each.address for each in gpus])
         gpus = [each for each in gpus if each.address in addresses]
-    return choose(gpus, selection.device).opener()
+    return gpus
+
+
+def _behind_a_bridge(selection: Selection, missing: NothingFound) -> PciDevice:
+    """The last place to look when nobody said where: behind a USB bridge. Raises NoTransport telling about both places."""
+
+    def on_the_bus() -> PciDevice:
+        raise missing
+
+    return ways.first_that_serves(
+        "an AMD GPU",
+        [
+            ways.Way("pci", "the functions of this machine's PCI bus", on_the_bus),
+            ways.Way("usb", "the bridges on this machine's USB", lambda: open_usb(selection, choose_bridge(selection))),
+        ],
+    )
 
 
 def firmware_of(selection: Selection) -> FirmwareStore:

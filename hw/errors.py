@@ -7,7 +7,10 @@ more exact one. `code` is stable: scripts match on it, docs/faults.md and `tghw 
 
 from __future__ import annotations
 
-from typing import ClassVar
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -93,6 +96,49 @@ class Refused(TghwError):
 
     code = "refused"
     exit_status = EXIT_REFUSED
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One way to a device that was tried: the transport, what was done in words, and how it ended."""
+
+    transport: str
+    tried: str
+    error: TghwError
+
+    def to_dict(self) -> dict[str, str]:
+        return {"transport": self.transport, "tried": self.tried} | self.error.to_dict()
+
+
+class NoTransport(TghwError):
+    """Every way to a device failed; `attempts` says how each did."""
+
+    code = "no-transport"
+    default_means = "none of the ways to reach the device works as this machine is set up"
+    default_remedy = "do what the table says for the transport you want; `tghw doctor` examines the whole machine"
+    columns: ClassVar[tuple[tuple[str, int], ...]] = (("transport", 10), ("tried", 30), ("why it failed", 50), ("remedy", 60))
+    """titles and widths (characters) of the table"""
+
+    def __init__(self, what: str, attempts: Sequence[Attempt], *, read: str = "", means: str = "", remedy: str = "") -> None:
+        super().__init__(what, read=read or "; ".join(f"{each.transport}: {each.error.code}" for each in attempts), means=means, remedy=remedy)
+        self.attempts = tuple(attempts)
+        if attempts and all(each.error.exit_status == EXIT_NOTHING_FOUND for each in attempts):
+            self.exit_status = EXIT_NOTHING_FOUND  # type: ignore[misc]
+
+    def explain(self) -> str:
+        """The error, the table of attempts, and what to do."""
+        rows = [[title for title, _ in self.columns]]
+        rows += [[each.transport, each.tried, str(each.error), each.error.remedy] for each in self.attempts]
+        lines = [f"{self.code}: {self.what}"]
+        for row in rows:
+            cells = [textwrap.wrap(text, width, break_long_words=False) or [""] for text, (_, width) in zip(row, self.columns, strict=True)]
+            for number in range(max(map(len, cells))):
+                parts = [(cell[number] if number < len(cell) else "").ljust(width) for cell, (_, width) in zip(cells, self.columns, strict=True)]
+                lines.append(("  " + "  ".join(parts)).rstrip())
+        return "\n".join([*lines, f"  means: {self.means}", f"  do:    {self.remedy}"])
+
+    def to_dict(self) -> dict[str, Any]:
+        return super().to_dict() | {"attempts": [each.to_dict() for each in self.attempts]}
 
 
 class PermissionMissing(TghwError):

@@ -20,7 +20,11 @@ BOOLEAN: dict[str, Any] = {"type": "boolean"}
 NULLABLE_STRING: dict[str, Any] = {"type": ["string", "null"]}
 
 ERROR = _object(
-    {"code": STRING, "what": STRING, "read": STRING, "means": STRING, "remedy": STRING, "stage": {**STRING, "description": "of a boot; only where one failed"}},
+    {
+        **dict.fromkeys(("code", "what", "read", "means", "remedy"), STRING),
+        "stage": {**STRING, "description": "of a boot; only where one failed"},
+        "attempts": {"type": "array", "description": "of no-transport: for each way its transport, what was tried, and its error"},
+    },
     required=["code", "what", "read", "means", "remedy"],
 )
 FAILURE = {**_object({"error": ERROR}), "description": "instead of the command's own document, where it failed before it had one"}
@@ -154,7 +158,134 @@ DUMP = _object(
 )
 DIFFERENCE = _object({"block": STRING, "name": STRING, "before": NULLABLE_INTEGER, "after": NULLABLE_INTEGER, "fields": {"type": "object"}})
 
+FLASH_CHIP = _object(
+    {
+        "vendor": STRING,
+        "name": STRING,
+        "jedec": STRING,
+        "captured": {**STRING, "description": "the bytes that READ ID gave"},
+        "rotation": {**INTEGER, "description": "by how many places they were rotated"},
+        "sfdp_offset": NULLABLE_INTEGER,
+        "size": INTEGER,
+        "sector": INTEGER,
+        "erases": {"type": "object", "description": "size in bytes to opcode"},
+    }
+)
+FLASH_PROTECTION = _object({"start": INTEGER, "end": INTEGER, "why": STRING, "exact": BOOLEAN, "by_cmp": BOOLEAN, "locked": STRING})
+FLASH_WAY = {"method": {"enum": ["rom-sw", "rom-index"]}, "reasons": {**_array(STRING), "description": "why this way to the flash"}}
+FLASH: dict[str, dict[str, Any]] = {
+    "flash info": _object(
+        {
+            "device": STRING,
+            **FLASH_WAY,
+            "size": INTEGER,
+            "chip": {**FLASH_CHIP, "type": ["object", "null"]},
+            "status": {**_object({"sr1": INTEGER, "sr2": INTEGER, "sr3": INTEGER}), "type": ["object", "null"]},
+            "protection": {**FLASH_PROTECTION, "type": ["object", "null"]},
+            "writable": BOOLEAN,
+            "read_only_because": NULLABLE_STRING,
+            "first_bytes": STRING,
+            "content": STRING,
+            "unfinished_write": {**_object({"image": STRING, "name": STRING, "done": INTEGER, "half_done": _array(INTEGER)}), "type": ["object", "null"]},
+            "backup": {**_object({"path": STRING, "sha256": STRING, "size": INTEGER, "method": STRING}), "type": ["object", "null"]},
+        }
+    ),
+    "flash read": _object({"offset": INTEGER, "size": INTEGER, "method": STRING, "sha256": STRING, "data": {**NULLABLE_STRING, "description": "hexadecimal; null with --out"}}),
+    "flash dump": _object(
+        {
+            "file": STRING,
+            "size": INTEGER,
+            "sha256": STRING,
+            **FLASH_WAY,
+            "remarks": _array(STRING),
+            "content": STRING,
+            "kept": {**NULLABLE_STRING, "description": "new name of a different file that had this name"},
+            "device_seconds": NUMBER,
+            "seconds": NUMBER,
+        }
+    ),
+    "flash verify": _object({"file": STRING, "ok": BOOLEAN, "offset": INTEGER, "size": INTEGER, "sha256": STRING, **FLASH_WAY}),
+    "flash write": _object(
+        {
+            "file": STRING,
+            "sha256": STRING,
+            **FLASH_WAY,
+            "plan": _object(
+                {
+                    "start_sector": INTEGER,
+                    "sector_count": INTEGER,
+                    "differing": INTEGER,
+                    "redone": {**INTEGER, "description": "sectors that an interrupted write left half done and that read right"},
+                    "written": INTEGER,
+                    "erases": {"type": "object", "description": "size in bytes to how many"},
+                    "program_bytes": INTEGER,
+                    "chip_seconds": NUMBER,
+                }
+            ),
+            "report": {
+                **_object(
+                    {
+                        "sectors": INTEGER,
+                        "erases": INTEGER,
+                        "bytes_programmed": INTEGER,
+                        "cmp_cleared": BOOLEAN,
+                        "device_seconds": NUMBER,
+                        "damaged_elsewhere": _array(INTEGER),
+                    }
+                ),
+                "type": ["object", "null"],
+                "description": "null when there was nothing to do",
+            },
+        }
+    ),
+    "flash serprog": _object(
+        {
+            "device": STRING,
+            "chip": FLASH_CHIP,
+            "listen": STRING,
+            "operations": INTEGER,
+            "bytes_read": INTEGER,
+            "bytes_programmed": INTEGER,
+            "erases": INTEGER,
+            "refused": _array(STRING),
+        }
+    ),
+    "flash mailbox probe": _object(
+        {
+            "device": STRING,
+            "answers": _array(_object({"command": INTEGER, "name": STRING, "error": INTEGER, "error_text": STRING, "value": INTEGER})),
+            "gated": BOOLEAN,
+            "wanted": {**_object({"item": INTEGER, "phase": INTEGER}), "type": ["object", "null"]},
+        }
+    ),
+    "flash ifwi show": _object(
+        {
+            "file": STRING,
+            "size": INTEGER,
+            "sha256": STRING,
+            "valid": {**BOOLEAN, "description": "no problem was found; the exit status is 1 otherwise"},
+            "items": _array(_object({"item": INTEGER, "name": STRING, "offset": INTEGER, "size": INTEGER, "sha256": STRING})),
+            "directories": {"type": "object", "description": "item to its entries, four words each"},
+            "slots": {"type": "object"},
+            "signatures": _array(_object({"offset": INTEGER, "type": INTEGER, "size": INTEGER, "at": INTEGER})),
+            "problems": _array(_object({"offset": INTEGER, "problem": STRING, "what": STRING, "read": STRING})),
+            "remarks": _array(STRING),
+        }
+    ),
+    "flash ifwi diff": _object(
+        {
+            "first": STRING,
+            "second": STRING,
+            "equal": BOOLEAN,
+            "explained": {**BOOLEAN, "description": "an update by the security processor explains every difference"},
+            "differences": _array(_object({"offset": INTEGER, "size": INTEGER, "item": NULLABLE_INTEGER, "where": STRING, "explained": STRING})),
+        }
+    ),
+    "flash ifwi stream": _object({"file": STRING, "items": _array(INTEGER), "bytes": INTEGER, "device_seconds": NUMBER, "last_state": INTEGER}),
+}
+
 SCHEMAS: dict[str, dict[str, Any]] = {
+    **FLASH,
     "probe": _object({"devices": _array(DEVICE), "transport": STRING}),
     "doctor": _object(
         {
