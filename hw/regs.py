@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from hw.clock import HOST_CLOCK, Clock
 from hw.errors import TghwError
-from hw.mmio import Mmio
+from hw.mmio import Batch, Mmio
 from hw.poll import poll
 
 log = logging.getLogger(__name__)
@@ -150,6 +151,13 @@ class RegisterSpace:
             for position, value in enumerate(values):
                 log.debug("write %s = %#010x", self.name_of(index + position), value)
                 batch.write32(index + position << 2, value)
+
+    def batch(self) -> AbstractContextManager[Batch]:
+        """Writes until its end may go out together where an access is a round trip. Their order stays; a read sends what waits first.
+
+        It must end before anything that counts on the writes without reading: a sleep, a doorbell of another device.
+        """
+        return self.window.batch()
 
     def name_of(self, index: int) -> str:
         return self.names.get(index, f"register {index:#x}")

@@ -10,7 +10,7 @@ Device to host: the engine fills the memory and releases it; for all fills but t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,14 +38,17 @@ SAFE_DISTANCE = 1 << 16
 """how far the numbers of a new process are from those of one that died: more than it can have queued"""
 INLINE_LIMIT = 1024
 """bytes that go with the commands rather than need one more fill"""
-FILLS_A_SUBMISSION = 32
+FILLS_A_SUBMISSION = 64
 
 DRAINED = 0
 """place of the count of drained fills among the flags, 32 bits"""
 GO = 8
 """place of the byte by which the host lets the engine fill again"""
 DRAIN_RATE = 2e9
-"""bytes per second, about; for the first pause of a wait"""
+"""bytes per second that the engine takes out of the bridge's memory, about; how long the last part of a fill needs"""
+
+COMMANDS_PLACE = 8 << 10
+"""where commands lie in the bridge's memory when they go through it; what the engine fills lies below"""
 
 
 @dataclass(frozen=True)
@@ -69,25 +72,27 @@ def map_bridge_memory(memory: MemoryManager, buffer: TransferBuffer) -> BridgeMe
 
 
 @dataclass(frozen=True)
-class Fill:
-    """One fill of the bridge's memory: pieces of (offset in the memory, destination, data, mark), and the image that holds them."""
+class Part:
+    """A part of one fill: `size` bytes of the bridge's memory from `place` on hold data and, in their last dword, the mark."""
 
-    parts: list[tuple[int, int, memoryview, int]]
+    place: int
+    size: int
+    destination: int
+    data: memoryview
+    mark: int
 
-    def image(self, sector: int) -> bytes:
-        """What is sent: each part's data, and its mark in the part's last dword."""
-        last_place, _, last_data, _ = self.parts[-1]
-        image = bytearray(last_place + part_size(len(last_data), sector))
-        for place, _, data, mark in self.parts:
-            image[place : place + len(data)] = data
-            end = place + part_size(len(data), sector)
-            image[end - MARK_BYTES : end] = mark.to_bytes(MARK_BYTES, "little")
-        return bytes(image)
+    @property
+    def mark_place(self) -> int:
+        return self.place + self.size - MARK_BYTES
 
 
-def part_size(data: int, sector: int) -> int:
-    """Bytes of the bridge's memory that so much data takes, its mark included."""
-    return min(PART, -(-(data + MARK_BYTES) // sector) * sector)
+def image_of(fill: list[Part]) -> bytes:
+    """What is sent for one fill."""
+    image = bytearray(fill[-1].place + fill[-1].size)
+    for part in fill:
+        image[part.place : part.place + len(part.data)] = part.data
+        image[part.mark_place : part.mark_place + MARK_BYTES] = part.mark.to_bytes(MARK_BYTES, "little")
+    return bytes(image)
 
 
 class BridgeCopies:
@@ -104,7 +109,8 @@ class BridgeCopies:
         self._go = flags[GO]
         self._last_copy = 0
         """timeline value of the last copy into the device: once it is reached, its fills are drained"""
-        self._fill_limit = self._buffer.send_limit // PART * PART or self._buffer.send_limit
+        self._part = PART if self._buffer.receive_waits else self._buffer.send_limit
+        """bytes of a part; where every command word is dear, one part a fill"""
 
     def forget(self) -> None:
         """The queues were reset, or the timeline started again: nothing is queued any more."""
@@ -122,7 +128,7 @@ class BridgeCopies:
     @property
     def _payload(self) -> int:
         """Bytes of data in one whole fill."""
-        return self._fill_limit // PART * (PART - MARK_BYTES) if self._fill_limit >= PART else self._fill_limit - MARK_BYTES
+        return self._buffer.send_limit // self._part * (self._part - MARK_BYTES)
 
     def _submit_in(self, destination: int, data: memoryview) -> None:
         gpu = self._gpu
@@ -134,10 +140,9 @@ class BridgeCopies:
         if lead:
             queue.write_block(destination, bytes(data[:lead]))
         for fill in fills:
-            for place, target, part, mark in fill.parts:
-                at = self._memory.va + place
-                queue.poll_bit(at + part_size(len(part), self._buffer.sector) - MARK_BYTES, mark)
-                queue.copy(target, at, len(part))
+            for part in fill:
+                queue.poll_bit(self._memory.va + part.mark_place, part.mark)
+                queue.copy(part.destination, self._memory.va + part.place, len(part.data))
             self._drained = self._drained + 1 & 0xFFFFFFFF
             queue.fence(self._memory.flags_va + DRAINED, self._drained)
         queue.signal(timeline.signal, timeline.next_value)
@@ -151,25 +156,33 @@ class BridgeCopies:
         aligned = -(-rest // 4) * 4
         return aligned if size > self._payload and 0 < aligned <= INLINE_LIMIT and destination % 4 == 0 else 0
 
-    def _fills(self, destination: int, data: memoryview) -> Iterator[Fill]:
+    def _fills(self, destination: int, data: memoryview) -> Iterator[list[Part]]:
         """The data cut into parts, and these into fills."""
-        size = min(PART, self._fill_limit) - MARK_BYTES
-        parts: list[tuple[int, int, memoryview, int]] = []
-        for start in range(0, len(data), size):
-            if len(parts) * PART >= self._fill_limit:
-                yield Fill(parts)
-                parts = []
-            self._mark = self._mark + 1 & MARK_MASK
-            parts.append((len(parts) * PART, destination + start, data[start : start + size], MARK | self._mark))
-        if parts:
-            yield Fill(parts)
+        step = self._part - MARK_BYTES
+        fill: list[Part] = []
+        for start in range(0, len(data), step):
+            if (len(fill) + 1) * self._part > self._buffer.send_limit:
+                yield fill
+                fill = []
+            piece = data[start : start + step]
+            size = min(self._part, self._whole_sectors(len(piece) + MARK_BYTES))
+            fill.append(Part(len(fill) * self._part, size, destination + start, piece, self._next_mark()))
+        if fill:
+            yield fill
 
-    def _send(self, fills: list[Fill], number: int) -> None:
+    def _next_mark(self) -> int:
+        self._mark = self._mark + 1 & MARK_MASK
+        return MARK | self._mark
+
+    def _whole_sectors(self, size: int) -> int:
+        return -(-size // self._buffer.sector) * self._buffer.sector
+
+    def _send(self, fills: list[list[Part]], number: int) -> None:
         """Fill after fill, each once the one before was drained."""
         try:
             for fill in fills:
-                image = fill.image(self._buffer.sector)
-                self._await_drain(number, len(image))
+                image = image_of(fill)
+                self._await_drain(number)
                 self._buffer.send(image)
                 self._last_copy = self._gpu.timeline.last
                 number = number + 1 & 0xFFFFFFFF
@@ -179,7 +192,7 @@ class BridgeCopies:
             self._gpu.interrupted(error)
             raise
 
-    def _await_drain(self, number: int, size: int) -> None:
+    def _await_drain(self, number: int) -> None:
         """Wait until the engine has emptied fill `number`."""
         timeline = self._gpu.timeline
         if self._last_copy <= timeline.done:
@@ -189,7 +202,9 @@ class BridgeCopies:
             lambda seen: seen == number,
             what=f"the copy engine to drain the bridge's memory ({number})",
             within=self._gpu.timeout,
+            typical=self._part / DRAIN_RATE,
             clock=self._gpu.clock,
+            patient=True,
         )
 
     # --- device to host -----------------------------------------------------------------------------------------------
@@ -202,41 +217,79 @@ class BridgeCopies:
             self._submit_out(source + start, target[start : start + step])
 
     def _submit_out(self, source: int, target: memoryview) -> None:
-        gpu, buffer = self._gpu, self._buffer
+        gpu = self._gpu
         gpu.wait_value(gpu.timeline.last)  # the transfer over the bridge has a limit of its own, which must not run while others work
-        timeline = gpu.timeline
-        limit = buffer.receive_limit
-        sizes = [min(limit, len(target) - start) for start in range(0, len(target), limit)]
-        queue = CopyQueue(gpu).wait(timeline.signal, timeline.last)
-        flags, numbers = [], []
-        for position, size in enumerate(sizes):
-            if position:
-                self._go = self._go + 1 & 0xFF
-                flags.append(self._go)
-                queue.poll_bit(self._memory.flags_va + GO, self._go, 0xFF)
-            queue.copy(self._memory.va, source + position * limit, size)
-            if position == len(sizes) - 1:
-                queue.signal(timeline.signal, timeline.next_value)  # before the release: who has the data knows that the work is done
-            if buffer.receive_waits:
-                queue.write(self._memory.release_va, 0)
-            else:
-                self._drained = self._drained + 1 & 0xFFFFFFFF
-                numbers.append(self._drained)
-                queue.fence(self._memory.flags_va + DRAINED, self._drained)
+        limit = self._buffer.receive_limit
+        pieces = [target[start : start + limit] for start in range(0, len(target), limit)]
+        what = f"copy of {len(target)} bytes from {source:#x}"
         try:
-            buffer.expect(sizes[0])
-            value = gpu.submit_queue(queue, f"copy of {len(target)} bytes from {source:#x}")
-            for position, size in enumerate(sizes):
-                if position:
-                    buffer.expect(size)
-                    buffer.write_flag(GO, flags[position - 1])
-                if numbers:
-                    self._last_copy = value
-                    self._await_drain(numbers[position], size)
-                target[position * limit : position * limit + size] = buffer.receive(size)
+            value = self._released(source, pieces, what) if self._buffer.receive_waits else self._counted(source, pieces, what)
         except WaitTimeout as error:
             raise gpu.hung(error) from error
         except TghwError as error:
             gpu.interrupted(error)
             raise
-        timeline.note(value)
+        gpu.timeline.note(value)
+
+    def _released(self, source: int, pieces: list[memoryview], what: str) -> int:
+        """The engine releases each fill to the host."""
+        gpu, buffer = self._gpu, self._buffer
+        queue = CopyQueue(gpu).wait(gpu.timeline.signal, gpu.timeline.last)
+        flags = self._queue_fills(queue, source, pieces, lambda: queue.write(self._memory.release_va, 0))
+        buffer.expect(len(pieces[0]))
+        value = gpu.submit_queue(queue, what)
+        for flag, piece in zip(flags, pieces, strict=True):
+            if flag is not None:
+                buffer.expect(len(piece))
+                buffer.write_flag(GO, flag)
+            piece[:] = buffer.receive(len(piece))
+        return value
+
+    def _counted(self, source: int, pieces: list[memoryview], what: str) -> int:
+        """The engine counts each fill, the host looks at the count. Here every command word is dear, so that they go through the bridge's
+        memory too, marked like data, and the ring only calls them."""
+        gpu, buffer, memory = self._gpu, self._buffer, self._memory
+        inner = CopyQueue(gpu)
+        numbers: list[int] = []
+
+        def count() -> None:
+            self._drained = self._drained + 1 & 0xFFFFFFFF
+            numbers.append(self._drained)
+            inner.fence(memory.flags_va + DRAINED, self._drained)
+
+        flags = self._queue_fills(inner, source, pieces, count)
+        inner.finish_bound()
+        image = bytearray(COMMANDS_PLACE) + inner.data()
+        image += bytes(self._whole_sectors(len(image) + MARK_BYTES) - len(image))
+        mark = self._next_mark()
+        image[-MARK_BYTES:] = mark.to_bytes(MARK_BYTES, "little")
+        buffer.send(bytes(image))
+        outer = CopyQueue(gpu).wait(gpu.timeline.signal, gpu.timeline.last).poll_bit(memory.va + len(image) - MARK_BYTES, mark)
+        value = gpu.submit_queue(outer.indirect(memory.va + COMMANDS_PLACE, len(inner.words)), what)
+        self._last_copy = value
+        for flag, number, piece in zip(flags, numbers, pieces, strict=True):
+            if flag is not None:
+                buffer.write_flag(GO, flag)
+            self._await_drain(number)
+            piece[:] = buffer.receive(len(piece))
+        return value
+
+    def _queue_fills(self, queue: CopyQueue, source: int, pieces: list[memoryview], hand_over: Callable[[], object]) -> list[int | None]:
+        """Commands that fill the bridge's memory once for each piece and hand it over; the flags that all but the first wait for.
+
+        The timeline is signalled before the last one is handed over: who has the data knows that the work is done.
+        """
+        timeline = self._gpu.timeline
+        flags: list[int | None] = []
+        at = source
+        for position, piece in enumerate(pieces):
+            if position:
+                self._go = self._go + 1 & 0xFF
+                queue.poll_bit(self._memory.flags_va + GO, self._go, 0xFF)
+            flags.append(self._go if position else None)
+            queue.copy(self._memory.va, at, len(piece))
+            at += len(piece)
+            if position == len(pieces) - 1:
+                queue.signal(timeline.signal, timeline.next_value)
+            hand_over()
+        return flags

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from drivers.queue.signals import SIGNAL_BYTES, SignalPool
 from hw.mmio import BytesLike, Mmio, SubWindow
 
 if TYPE_CHECKING:
@@ -13,6 +12,7 @@ if TYPE_CHECKING:
     from drivers.amd.gpu import AmdGpu
     from drivers.amd.memory import Allocation
     from drivers.amd.rings import Rings
+    from drivers.queue.timeline import Timeline
 
 WRITE_LIMIT = 2048
 READ_LIMIT = 1024
@@ -63,13 +63,12 @@ def pieces(memory: Allocation, offset: int, size: int) -> Iterator[tuple[int, in
         start += length
 
 
-WATCHED = 3 * SIGNAL_BYTES
-"""the timeline's two signals, and the place to which the GPU reports its interrupt write pointer"""
-POINTER = 2 * SIGNAL_BYTES
+POINTER = 8
+"""place in the timeline's signal: the half of it that is for time stamps, which the timeline has none of"""
 
 
 class StatusWatch:
-    """The first page of signals. Reading a signal of the timeline reads the interrupt write pointer beside it too, in the same transfer."""
+    """The first page of signals. The GPU reports its interrupt write pointer beside the timeline's value: one look reads both."""
 
     def __init__(self, rings: Rings) -> None:
         page = rings.signal_page
@@ -78,10 +77,13 @@ class StatusWatch:
         self._place = rings.bus_offset(page)
         self._dev: AmdDevice | None = None
 
-    def start(self, dev: AmdDevice, pool: SignalPool) -> None:
-        """Reserve the place and have the interrupt handler report to it. The pool has given out the timeline's signals, and nothing else."""
-        pool.new(dev.osssys.IH_RB_WPTR.read())
-        dev.ih.report_to(self._place + POINTER)
+    def follow(self, dev: AmdDevice, timeline: Timeline) -> None:
+        """Have the interrupt handler report beside the timeline's present signal."""
+        assert isinstance(timeline.signal.va, int)
+        offset = timeline.signal.va - self.va
+        self.view.write64(offset + POINTER, dev.osssys.IH_RB_WPTR.read())
+        dev.ih.report_to(self._place + offset + POINTER)
+        self.view.watched = offset
         self._dev = dev
 
     @property
@@ -93,12 +95,14 @@ class StatusWatch:
 class _Watched(SubWindow):
     def __init__(self, page: Mmio) -> None:
         super().__init__(page, 0, page.size)
+        self.watched = -1
+        """offset of the timeline's signal"""
         self.pointer = 0
         """interrupt write pointer as last seen"""
 
     def read64(self, offset: int) -> int:
-        if offset >= POINTER:
+        if offset != self.watched:
             return super().read64(offset)
-        seen = self.read(0, WATCHED)
-        self.pointer = int.from_bytes(seen[POINTER : POINTER + 4], "little")
-        return int.from_bytes(seen[offset : offset + 8], "little")
+        seen = self.read(offset, POINTER + 4)
+        self.pointer = int.from_bytes(seen[POINTER:], "little")
+        return int.from_bytes(seen[:8], "little")

@@ -144,16 +144,17 @@ class Gfx:
         gc = self.dev.gc
         self.dev.gmc.hubs["gfx"].init()
         self.configure_mec(mec_start)
-        gc.TCP_CNTL.write(gc.TCP_CNTL.read() | TCP_CNTL_SET)
-        gc.RLC_CNTL.write(rlc_enable_f32=1)
-        gc.RLC_SRM_CNTL.update(srm_enable=1, auto_incr_addr=1)
-        gc.RLC_SPM_MC_CNTL.write(rlc_spm_vmid=SPM_VMID)
-        self.dev.soc.route_doorbells(soc.ROUTE_GFX, awid=AWID, address_31_28=ROUTER_ADDRESS)
-        self.dev.soc.route_doorbells(soc.ROUTE_GFX_SECOND, awid=AWID_SECOND, address_31_28=ROUTER_ADDRESS)
-        gc.GRBM_CNTL.update(read_timeout=READ_TIMEOUT)
-        self._set_apertures()
-        gc.CP_MEC_DOORBELL_RANGE_LOWER.write(DOORBELL_RANGE[0])
-        gc.CP_MEC_DOORBELL_RANGE_UPPER.write(DOORBELL_RANGE[1])
+        with self.dev.space.batch():
+            gc.TCP_CNTL.write(gc.TCP_CNTL.read() | TCP_CNTL_SET)
+            gc.RLC_CNTL.write(rlc_enable_f32=1)
+            gc.RLC_SRM_CNTL.update(srm_enable=1, auto_incr_addr=1)
+            gc.RLC_SPM_MC_CNTL.write(rlc_spm_vmid=SPM_VMID)
+            self.dev.soc.route_doorbells(soc.ROUTE_GFX, awid=AWID, address_31_28=ROUTER_ADDRESS)
+            self.dev.soc.route_doorbells(soc.ROUTE_GFX_SECOND, awid=AWID_SECOND, address_31_28=ROUTER_ADDRESS)
+            gc.GRBM_CNTL.update(read_timeout=READ_TIMEOUT)
+            self._set_apertures()
+            gc.CP_MEC_DOORBELL_RANGE_LOWER.write(DOORBELL_RANGE[0])
+            gc.CP_MEC_DOORBELL_RANGE_UPPER.write(DOORBELL_RANGE[1])
         self.enable_mec()
 
     def _set_apertures(self) -> None:
@@ -215,7 +216,7 @@ class Gfx:
             encode=lambda name, **fields: gc[name].encode(**fields),
         )
         words = struct.unpack(f"<{layout.DWORDS}I", data)
-        with self.selected(me=MEC, pipe=PIPE, queue=queue):
+        with self.dev.space.batch(), self.selected(me=MEC, pipe=PIPE, queue=queue):
             self.dev.vram_write(place, data)
             self.dev.flush_hdp()
             self.dev.space.write_block(gc[layout.FIRST_REGISTER_NAME].index, words[layout.FIRST_REGISTER : layout.LAST_REGISTER + 1])

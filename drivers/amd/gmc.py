@@ -98,27 +98,28 @@ class Hub:
     def init(self) -> None:
         """Set up apertures, caches and the translation of VMID 0. Raises HubError when the registers do not hold what was written."""
         gmc, boot = self.dev.gmc, self.dev.boot_memory
-        self.reg("MC_VM_AGP_BASE").write(0)
-        self.reg("MC_VM_AGP_BOT").write(LOCATION_MASK)  # bottom above top: no AGP aperture
-        self.reg("MC_VM_AGP_TOP").write(0)
-        self.reg("MC_VM_SYSTEM_APERTURE_LOW_ADDR").write(gmc.fb_base >> APERTURE_SHIFT)
-        self.reg("MC_VM_SYSTEM_APERTURE_HIGH_ADDR").write(gmc.fb_end >> APERTURE_SHIFT)
-        self.pair("MC_VM_SYSTEM_APERTURE_DEFAULT_ADDR", boot.scratch_page >> PAGE_SHIFT, "_LSB", "_MSB")
-        self.pair("VM_L2_PROTECTION_FAULT_DEFAULT_ADDR", boot.dummy_page >> PAGE_SHIFT)
-        self.reg("VM_L2_PROTECTION_FAULT_CNTL2").update(active_page_migration_pte_read_retry=1)
-        self.reg("MC_VM_MX_L1_TLB_CNTL").update(
-            enable_l1_tlb=1, system_access_mode=SYSTEM_ACCESS_BY_APERTURE, enable_advanced_driver_model=1, system_aperture_unmapped_access=0, mtype=MTYPE_UC
-        )
-        self.init_caches()
-        self.pair("VM_CONTEXT0_PAGE_TABLE_START_ADDR", VA_BASE >> PAGE_SHIFT)
-        self.pair("VM_CONTEXT0_PAGE_TABLE_END_ADDR", VA_END >> PAGE_SHIFT)
-        self.pair("VM_CONTEXT0_PAGE_TABLE_BASE_ADDR", boot.root_table | 1)
-        self.enable_context()
-        self.pair("VM_L2_CONTEXT1_IDENTITY_APERTURE_LOW_ADDR", NO_IDENTITY)
-        self.pair("VM_L2_CONTEXT1_IDENTITY_APERTURE_HIGH_ADDR", 0)
-        self.pair("VM_L2_CONTEXT_IDENTITY_PHYSICAL_OFFSET", 0)
-        ranges = [ALL_PAGES & ALL_ONES_32, ALL_PAGES >> 32] * ENGINES
-        self.dev.space.write_block(self.reg("VM_INVALIDATE_ENG0_ADDR_RANGE_LO32").index, ranges)
+        with self.dev.space.batch():
+            self.reg("MC_VM_AGP_BASE").write(0)
+            self.reg("MC_VM_AGP_BOT").write(LOCATION_MASK)  # bottom above top: no AGP aperture
+            self.reg("MC_VM_AGP_TOP").write(0)
+            self.reg("MC_VM_SYSTEM_APERTURE_LOW_ADDR").write(gmc.fb_base >> APERTURE_SHIFT)
+            self.reg("MC_VM_SYSTEM_APERTURE_HIGH_ADDR").write(gmc.fb_end >> APERTURE_SHIFT)
+            self.pair("MC_VM_SYSTEM_APERTURE_DEFAULT_ADDR", boot.scratch_page >> PAGE_SHIFT, "_LSB", "_MSB")
+            self.pair("VM_L2_PROTECTION_FAULT_DEFAULT_ADDR", boot.dummy_page >> PAGE_SHIFT)
+            self.reg("VM_L2_PROTECTION_FAULT_CNTL2").update(active_page_migration_pte_read_retry=1)
+            self.reg("MC_VM_MX_L1_TLB_CNTL").update(
+                enable_l1_tlb=1, system_access_mode=SYSTEM_ACCESS_BY_APERTURE, enable_advanced_driver_model=1, system_aperture_unmapped_access=0, mtype=MTYPE_UC
+            )
+            self.init_caches()
+            self.pair("VM_CONTEXT0_PAGE_TABLE_START_ADDR", VA_BASE >> PAGE_SHIFT)
+            self.pair("VM_CONTEXT0_PAGE_TABLE_END_ADDR", VA_END >> PAGE_SHIFT)
+            self.pair("VM_CONTEXT0_PAGE_TABLE_BASE_ADDR", boot.root_table | 1)
+            self.enable_context()
+            self.pair("VM_L2_CONTEXT1_IDENTITY_APERTURE_LOW_ADDR", NO_IDENTITY)
+            self.pair("VM_L2_CONTEXT1_IDENTITY_APERTURE_HIGH_ADDR", 0)
+            self.pair("VM_L2_CONTEXT_IDENTITY_PHYSICAL_OFFSET", 0)
+            ranges = [ALL_PAGES & ALL_ONES_32, ALL_PAGES >> 32] * ENGINES
+            self.dev.space.write_block(self.reg("VM_INVALIDATE_ENG0_ADDR_RANGE_LO32").index, ranges)
         self.ready = True
 
     def init_caches(self) -> None:

@@ -78,7 +78,7 @@ class AmdGpu(QueueDevice):
         self.signals = SignalPool(self._signal_page, dev.clock, TICKS_PER_US)
         super().__init__(dev.clock, Timeline(self.signals))
         if self._watch is not None:
-            self._watch.start(dev, self.signals)
+            self._watch.follow(dev, self.timeline)
         self._arguments = ArgumentRing(self.rings.arguments, last_value=lambda: self.timeline.last, wait=self.wait_value)
         self._copies: Copies = BridgeCopies(self, dev.bridge_memory) if bridged else CopyPipeline(self, self.rings.staging)
         self._direct = DirectAccess(self) if bridged else None
@@ -225,7 +225,7 @@ class AmdGpu(QueueDevice):
         try:
             if not isinstance(queue, CopyQueue):
                 self.rings.compute.submit(data)
-            elif queue.bound:
+            elif queue.bound or queue.ends_aligned:
                 self.rings.sdma.submit(data, [len(data) // 4], end_align=INDIRECT_BYTES)
             else:
                 self.rings.sdma.submit(data, queue.packets)
@@ -425,3 +425,5 @@ class AmdGpu(QueueDevice):
 
     def _timeline_moved(self) -> None:
         self.generation += 1
+        if self._watch is not None:
+            self._watch.follow(self.dev, self.timeline)

@@ -56,20 +56,21 @@ class InterruptRing:
         common = {"rb_size": RING_SIZE_LOG2_DWORDS, "mc_space": MC_SPACE_PHYSICAL, "mc_snoop": 1, "mc_ro": 0, "mc_vmid": 0, "wptr_overflow_clear": 1}
         own = {"": {"wptr_overflow_enable": 1, "rptr_rearm": 1}, "_RING1": {"rb_full_drain_enable": 1}}
         enable = {"": {"rb_enable": 1, "enable_intr": 1}, "_RING1": {"rb_enable": 1}}
-        for suffix, address in (("", boot.ih_ring0), ("_RING1", boot.ih_ring1)):
-            regs.write_pair(f"IH_RB_BASE{suffix}", f"IH_RB_BASE_HI{suffix}", mc + address >> 8)
-            regs[f"IH_RB_CNTL{suffix}"].write(**common, **own[suffix])
-            if not suffix:
-                regs.write_pair("IH_RB_WPTR_ADDR_LO", "IH_RB_WPTR_ADDR_HI", mc + boot.ih_pointer0)
-            regs[f"IH_RB_WPTR{suffix}"].write(0)
-            regs[f"IH_RB_RPTR{suffix}"].write(0)
-            regs[f"IH_DOORBELL_RPTR{suffix}"].write(0)
-        regs.IH_STORM_CLIENT_LIST_CNTL.update(**{f"client{STORM_CLIENT}_is_storm_client": 1})
-        regs.IH_INT_FLOOD_CNTL.update(flood_cntl_enable=1)
-        if "IH_MSI_STORM_CTRL" in regs:
-            regs.IH_MSI_STORM_CTRL.update(delay=MSI_STORM_DELAY)
-        for suffix in own:
-            regs[f"IH_RB_CNTL{suffix}"].write(**common, **own[suffix], **enable[suffix])
+        with self.dev.space.batch():
+            for suffix, address in (("", boot.ih_ring0), ("_RING1", boot.ih_ring1)):
+                regs.write_pair(f"IH_RB_BASE{suffix}", f"IH_RB_BASE_HI{suffix}", mc + address >> 8)
+                regs[f"IH_RB_CNTL{suffix}"].write(**common, **own[suffix])
+                if not suffix:
+                    regs.write_pair("IH_RB_WPTR_ADDR_LO", "IH_RB_WPTR_ADDR_HI", mc + boot.ih_pointer0)
+                regs[f"IH_RB_WPTR{suffix}"].write(0)
+                regs[f"IH_RB_RPTR{suffix}"].write(0)
+                regs[f"IH_DOORBELL_RPTR{suffix}"].write(0)
+            regs.IH_STORM_CLIENT_LIST_CNTL.update(**{f"client{STORM_CLIENT}_is_storm_client": 1})
+            regs.IH_INT_FLOOD_CNTL.update(flood_cntl_enable=1)
+            if "IH_MSI_STORM_CTRL" in regs:
+                regs.IH_MSI_STORM_CTRL.update(delay=MSI_STORM_DELAY)
+            for suffix in own:
+                regs[f"IH_RB_CNTL{suffix}"].write(**common, **own[suffix], **enable[suffix])
         self.rptr = 0
 
     def resume(self) -> None:

@@ -130,10 +130,11 @@ class Psp:
             self.destroy_ring()
         self._control_ready("before creating the ring")
         ring = self.dev.mc_base + self.dev.boot_memory.psp_ring
-        self.reg(69).write(ring & 0xFFFFFFFF)
-        self.reg(70).write(ring >> 32)
-        self.reg(71).write(layout.RING_SIZE)
-        self.reg(64).write(RingCommand.INIT_GPCOM_RING)
+        with self.dev.space.batch():
+            self.reg(69).write(ring & 0xFFFFFFFF)
+            self.reg(70).write(ring >> 32)
+            self.reg(71).write(layout.RING_SIZE)
+            self.reg(64).write(RingCommand.INIT_GPCOM_RING)
         self.dev.clock.sleep(RING_PAUSE)
         register = self.reg(64)
         try:
@@ -172,10 +173,11 @@ class Psp:
             fence_addr_hi=post.fence_address >> 32,
             fence_value=fence,
         )
-        self.dev.vram_write(self.dev.boot_memory.psp_ring + 4 * self._wptr, frame)
-        self.dev.flush_hdp()
-        self._wptr = (self._wptr + FRAME_DWORDS) % (layout.RING_SIZE // 4)
-        self.reg(67).write(self._wptr)
+        with self.dev.space.batch():
+            self.dev.vram_write(self.dev.boot_memory.psp_ring + 4 * self._wptr, frame)
+            self.dev.flush_hdp()
+            self._wptr = (self._wptr + FRAME_DWORDS) % (layout.RING_SIZE // 4)
+            self.reg(67).write(self._wptr)
         self._await_fence(fence, title, typical)
         response = layout.LAYOUT.parse("struct response", post.response())
         if response.status:

@@ -51,25 +51,26 @@ class Sdma:
     def setup_ring(self, ring_va: int, ring_bytes: int, rptr_va: int, wptr_va: int) -> int:
         """Start queue 0 on a ring of a power-of-two size in bytes; returns its 64-bit doorbell slot. Addresses are GPU virtual."""
         gc = self.dev.gc
-        gc.SDMA0_QUEUE0_MINOR_PTR_UPDATE.write(enable=1)
-        gc.write_pair("SDMA0_QUEUE0_RB_RPTR", "SDMA0_QUEUE0_RB_RPTR_HI", 0)
-        gc.write_pair("SDMA0_QUEUE0_RB_WPTR", "SDMA0_QUEUE0_RB_WPTR_HI", 0)
-        gc.write_pair("SDMA0_QUEUE0_RB_BASE", "SDMA0_QUEUE0_RB_BASE_HI", ring_va >> 8)
-        gc.write_pair("SDMA0_QUEUE0_RB_RPTR_ADDR_LO", "SDMA0_QUEUE0_RB_RPTR_ADDR_HI", rptr_va)
-        gc.write_pair("SDMA0_QUEUE0_RB_WPTR_POLL_ADDR_LO", "SDMA0_QUEUE0_RB_WPTR_POLL_ADDR_HI", wptr_va)
-        gc.SDMA0_QUEUE0_DOORBELL_OFFSET.update(offset=DOORBELL * DOORBELL_DWORDS_PER_SLOT)
-        gc.SDMA0_QUEUE0_DOORBELL.write(enable=1)
-        gc.SDMA0_QUEUE0_MINOR_PTR_UPDATE.write(0)
-        gc.SDMA0_QUEUE0_RB_CNTL.write(
-            rb_enable=1,
-            rb_size=(ring_bytes // 4).bit_length() - 1,
-            f32_wptr_poll_enable=1,
-            rptr_writeback_enable=1,
-            rptr_writeback_timer=RPTR_WRITEBACK_TIMER,
-            rb_priv=1,
-            rb_vmid=0,
-        )
-        gc.SDMA0_QUEUE0_IB_CNTL.update(ib_enable=1)
+        with self.dev.space.batch():
+            gc.SDMA0_QUEUE0_MINOR_PTR_UPDATE.write(enable=1)
+            gc.write_pair("SDMA0_QUEUE0_RB_RPTR", "SDMA0_QUEUE0_RB_RPTR_HI", 0)
+            gc.write_pair("SDMA0_QUEUE0_RB_WPTR", "SDMA0_QUEUE0_RB_WPTR_HI", 0)
+            gc.write_pair("SDMA0_QUEUE0_RB_BASE", "SDMA0_QUEUE0_RB_BASE_HI", ring_va >> 8)
+            gc.write_pair("SDMA0_QUEUE0_RB_RPTR_ADDR_LO", "SDMA0_QUEUE0_RB_RPTR_ADDR_HI", rptr_va)
+            gc.write_pair("SDMA0_QUEUE0_RB_WPTR_POLL_ADDR_LO", "SDMA0_QUEUE0_RB_WPTR_POLL_ADDR_HI", wptr_va)
+            gc.SDMA0_QUEUE0_DOORBELL_OFFSET.update(offset=DOORBELL * DOORBELL_DWORDS_PER_SLOT)
+            gc.SDMA0_QUEUE0_DOORBELL.write(enable=1)
+            gc.SDMA0_QUEUE0_MINOR_PTR_UPDATE.write(0)
+            gc.SDMA0_QUEUE0_RB_CNTL.write(
+                rb_enable=1,
+                rb_size=(ring_bytes // 4).bit_length() - 1,
+                f32_wptr_poll_enable=1,
+                rptr_writeback_enable=1,
+                rptr_writeback_timer=RPTR_WRITEBACK_TIMER,
+                rb_priv=1,
+                rb_vmid=0,
+            )
+            gc.SDMA0_QUEUE0_IB_CNTL.update(ib_enable=1)
         return DOORBELL
 
     def stop(self) -> None:

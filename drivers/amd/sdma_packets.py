@@ -43,6 +43,8 @@ class CopyQueue(Queue):
 
     def __init__(self, device: Submitter | None = None) -> None:
         super().__init__(device)
+        self.ends_aligned = False
+        """the last packet calls an indirect buffer, so that it must end at a multiple of INDIRECT_BYTES in the ring"""
 
     def wait(self, signal: Signal, value: Operand) -> Self:
         return self.append(POLL_MEMORY_GE, low32(signal.va), high32(signal.va), value, ALL_ONES, POLL_FOR_EVER)
@@ -93,6 +95,7 @@ class CopyQueue(Queue):
 
     def indirect(self, va: int, dwords: int) -> Self:
         """Run `dwords` words at `va`. Raises SdmaPacketError for a buffer the engine would not take."""
+        self.ends_aligned = True
         return self.append(*self.call_words(va, dwords))
 
     def finish_bound(self) -> None:

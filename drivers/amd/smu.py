@@ -142,9 +142,10 @@ class Smu:
 
     def _exchange(self, message: str, number: int, argument: int, mailbox: Mailbox, within: float) -> int:
         response = self._register(mailbox.response)
-        response.write(Response.IN_PROGRESS)
-        self._register(mailbox.argument).write(argument)
-        self._register(mailbox.message).write(number)
+        with self.dev.space.batch():
+            response.write(Response.IN_PROGRESS)
+            self._register(mailbox.argument).write(argument)
+            self._register(mailbox.message).write(number)
         try:
             typical = TYPICAL.get(message, TYPICAL_MESSAGE)
             return self.dev.wait(response, lambda value: value != Response.IN_PROGRESS, what=f"SMU answer to {message}", within=within, typical=typical)
