@@ -64,7 +64,10 @@ define amdgpu_kernel void @mix(ptr addrspace(1) %out, ptr addrspace(1) %in, i32 
   %value = load i32, ptr addrspace(1) %from, align 4
   %slot = getelementptr [64 x i32], ptr addrspace(3) @exchange, i32 0, i32 %item
   %flat = addrspacecast ptr addrspace(3) %slot to ptr
-  store volatile i32 %value, ptr %flat
+  %elsewhere = addrspacecast ptr addrspace(1) %out to ptr
+  %real = icmp ne i32 %factor, 0
+  %chosen = select i1 %real, ptr %flat, ptr %elsewhere
+  store i32 %value, ptr %chosen
   call void @llvm.amdgcn.s.barrier()
   %mirror = xor i32 %item, 63
   %other = getelementptr [64 x i32], ptr addrspace(3) @exchange, i32 0, i32 %mirror
@@ -80,7 +83,7 @@ attributes #0 = { "amdgpu-flat-work-group-size"="64,64" "amdgpu-no-queue-ptr" "a
   "amdgpu-no-completion-action" "amdgpu-no-lds-kernel-id" "amdgpu-no-workgroup-id-y" "amdgpu-no-workgroup-id-z" "amdgpu-no-workitem-id-y"
   "amdgpu-no-workitem-id-z" "amdgpu-no-flat-scratch-init" }
 """
-"""out[i] = FACTOR * in[mirror of i in its group] + i, the mirroring through LDS"""
+"""out[i] = FACTOR * in[mirror of i in its group] + i, the mirroring through LDS, written there by a flat address"""
 
 
 @dataclass(frozen=True)
@@ -101,11 +104,10 @@ class Reason:
 
 
 REPEATED = Reason("the register or the memory held this value already", ())
-NO_SUCH_BIT = Reason("the register has no such bit", ())
 
 REASONS = (
     Reason("invalidation engines 0..16: the driver uses engine 17 only", ("*VM_INVALIDATE_ENG[0-9]_ADDR_RANGE_*", "*VM_INVALIDATE_ENG1[0-6]_ADDR_RANGE_*")),
-    Reason("VMIDs 1..15: everything runs in VMID 0", ("GRBM_GFX_CNTL = 0x?0", "GRBM_GFX_CNTL = 0x0", "SH_MEM_BASES *")),
+    Reason("VMIDs 1..15: everything runs in VMID 0", ("GRBM_GFX_CNTL = 0x?0", "GRBM_GFX_CNTL = 0x0", "SH_MEM_* of VMID *")),
     Reason("the next access selects its queue or VMID itself", ("GRBM_GFX_CNTL *",), bits=range(32)),
     Reason("identity aperture of context 1: only context 0 is used", ("*VM_L2_CONTEXT1_IDENTITY_*", "*VM_L2_CONTEXT_IDENTITY_*")),
     Reason("any value flushes, and a later flush comes before the device reads", ("HDP flush *",)),
@@ -120,6 +122,10 @@ REASONS = (
     Reason("read-modify-write through an index window: the index is there already", ("BIF_BX_PF0_RSMU_INDEX *",), bits=range(-1, 0)),
     Reason("the last pulse of a reset that a later write releases", ("CP_MEC_RS64_CNTL = 0x400?0000*",)),
     Reason("the next doorbell of the same ring carries a later write pointer", ("BAR2 + 0x*",), bits=range(-1, 0)),
+    Reason("pipes 1..3 are not used", ("CP_MEC_RS64_CNTL *",), bits=range(17, 20)),
+    Reason("pipes 1..3 are not used", ("CP_MEC_RS64_CNTL *",), bits=range(27, 30)),
+    Reason("kernels ask the hardware where the apertures of flat addresses are", ("SH_MEM_BASES *",)),
+    Reason("a place between registers", ("unnamed dword *",)),
     Reason("write pointers count modulo the ring", ("BAR2 + 0x*",), bits=range(16, 64)),
     Reason("a larger window than needed", ("*SYSTEM_APERTURE_HIGH_ADDR *", "*PAGE_TABLE_END_ADDR_* *", "*VM_INVALIDATE_ENG17_ADDR_RANGE_HI32 *", "*MC_VM_AGP_BOT *")),
     Reason("address bits beyond what the card has", ("*PAGE_TABLE_BASE_ADDR_HI32 *", "CP_*_HI = *"), bits=range(12, 32)),
@@ -191,6 +197,8 @@ REASONS = (
         "interrupt ring 1, storm and flood protection, pointer write-back: not used",
         ("IH_*RING1*", "IH_STORM_*", "IH_INT_FLOOD_*", "IH_MSI_STORM_*", "IH_RB_WPTR_ADDR_*", "IH_DOORBELL_*"),
     ),
+    Reason("routing tags of the internal bus", ("S2A_DOORBELL_ENTRY_?_CTRL *",), harmless=False, bits=range(28, 32)),
+    Reason("caches, stepping and priorities of the micro engines", ("RLC_CNTL *", "SDMA0_F32_CNTL *"), harmless=False, bits=range(1, 32)),
     Reason("memory space, thresholds and write-back of the interrupt ring", ("IH_RB_CNTL *",), harmless=False),
     Reason("scheduling between queues: there is one", ("CP_HQD_*PRIORITY*", "CP_HQD_QUANTUM*"), harmless=False),
     Reason(
@@ -423,16 +431,15 @@ def broken_run(workout: Workout, write: Write, bit: int) -> str:
 
 
 def chosen_bit(write: Write) -> int:
-    """The bit to flip."""
-    return random.Random(write.number).randrange(8 * len(write.data))
+    """The bit to flip: one that the register has, any bit of a write to memory."""
+    bits = [bit for bit in range(8 * len(write.data)) if write.mask >> bit & 1] or [0]
+    return random.Random(write.number).choice(bits)
 
 
 def reason_of(result: Result) -> Reason | None:
     """Why a broken run may go unnoticed; None when there is no reason."""
     if result.repeats and result.flipped < 0:
         return REPEATED
-    if result.flipped >= 0 and result.write.mask >> result.flipped & 1 == 0:
-        return NO_SUCH_BIT
     return next((reason for reason in REASONS if reason.fits(result)), None)
 
 

@@ -101,7 +101,7 @@ class Saboteur:
             self._sit_in(inner, bar, base + offset)
             return inner
 
-        window.write = block  # type: ignore[method-assign]
+        window.write = block  # type: ignore[assignment, method-assign]
         window.view = part  # type: ignore[method-assign]
 
     def _pass(self, bar: int, offset: int, data: bytes) -> bytes | None:
@@ -127,7 +127,10 @@ class Saboteur:
     def _name(self, offset: int) -> str:
         index = offset >> 2
         if offset == self._window_index + 4:
-            return str(self._gpu.name_of(self._indexed))
-        if offset == self._gpu.reg("NBIO", "BIF_BX0_REMAP_HDP_MEM_FLUSH_CNTL").value:
+            index = self._indexed
+        elif offset == self._gpu.reg("NBIO", "BIF_BX0_REMAP_HDP_MEM_FLUSH_CNTL").value:
             return "HDP flush"
-        return str(self._gpu.name_of(index))
+        name = str(self._gpu.name_of(index))
+        reg = self._gpu.declared(index)
+        vmid = self._gpu.bank_key("vmid") if reg is not None and reg.bank == "vmid" else 0
+        return f"{name} of VMID {vmid}" if vmid else name
