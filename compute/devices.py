@@ -50,7 +50,12 @@ class CpuDevice(HostMemory):
         super().__init__(name)
         here = platform.machine()
         if arch not in ("", here):
-            raise NotSupported(f"{arch} code on this machine", read=f"this machine is {here}", means="DEV=CPU runs what it compiles, here and now", remedy=f"use CPU or CPU::{here}")
+            raise NotSupported(
+                f"{arch} code on this machine",
+                read=f"this machine is {here}",
+                means="DEV=CPU runs what it compiles, here and now",
+                remedy=f"use CPU or CPU::{here}",
+            )
 
     def compile(self, kernel: Kernel) -> Any:
         return llvm.compile_host(kernel)

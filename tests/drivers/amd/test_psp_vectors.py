@@ -134,6 +134,11 @@ def test_command_order_of_a_cold_boot(chip: str) -> None:
     assert sent == vector["expected"]["commands"]
 
 
+def test_every_recorded_exchange_is_compared() -> None:
+    names = ("boot_loader", "ring_create", "ring_recreate", "command_order", *(f"cmd.{name}" for name in COMMANDS))
+    assert {name for name in VECTORS if ".smu." not in name} == {f"{chip}.{name}" for chip in CHIPS for name in names}
+
+
 def test_host_writes_are_flushed_before_every_doorbell_of_the_psp() -> None:
     gpu, pci = device()
     Answering(gpu, pci)

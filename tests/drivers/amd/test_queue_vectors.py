@@ -1,6 +1,7 @@
 """Queue descriptors, queue registers and interrupt handling against recorded ones.
 
-Free choices of ours: an HDP flush before the queue registers as well, CP_HQD_ACTIVE read back after it was set.
+Free choices of ours: an HDP flush before the queue registers as well, CP_HQD_ACTIVE read back after it was set. There is one copy
+queue and no way to ask for a second, which gfx1100.sdma_1_refused lets us choose.
 """
 
 from __future__ import annotations
@@ -153,6 +154,12 @@ def test_entries_across_the_end_of_the_ring() -> None:
     pci.registers.values[gpu.osssys.IH_RB_WPTR.index] = 0x20
     assert [each.source for each in gpu.ih.drain()] == ["SDMA_TRAP", "SDMA_TRAP"]
     assert gpu.ih.rptr == 0x20
+
+
+def test_every_vector_is_compared() -> None:
+    assert set(MQD) == {f"gfx1100.{name}" for name in ("pm4_16m", "aql_16m", "pm4_8k", "sdma_0", "stop", "sdma_1_refused")}
+    assert set(IH) - set(ENTRIES) == {"gfx1100.overflow", "gfx1100.ring_init"}
+    assert len(ENTRIES) == 10
 
 
 def test_interrupt_rings_set_up() -> None:

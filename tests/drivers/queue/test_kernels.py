@@ -241,6 +241,16 @@ def test_kernel_with_local_and_private_memory_makes_scratch_grow(gpu: AmdGpu, ke
     graph.release()
 
 
+def test_recorded_add_kernel(gpu: AmdGpu, kernel: LoadKernel) -> None:
+    add = kernel("recorded:add")
+    assert add.kernarg_size == 24
+    out, a, b = (gpu.alloc(4096) for _ in range(3))
+    gpu.copy_in(a, struct.pack("<64f", *range(64)))
+    gpu.copy_in(b, struct.pack("<64f", *(100.0 * item for item in range(64))))
+    gpu.launch(add, (1, 1, 1), (64, 1, 1), pointers(out, a, b))
+    assert floats(gpu, out, 64) == [101.0 * item for item in range(64)]
+
+
 def test_kernel_with_a_relocated_constant_table(gpu: AmdGpu, kernel: LoadKernel) -> None:
     out = gpu.alloc(4096)
     gpu.launch(kernel("recorded:table"), (1, 1, 1), (16, 1, 1), pointers(out))
@@ -339,18 +349,21 @@ def test_page_fault_of_a_store_is_decoded_and_the_next_launch_works(gpu: AmdGpu,
         gpu.wait(ticket)
     text = str(caught.value)
     assert f"{STRAY:#x}" in text
-    assert "write" in text
-    assert "TCP" in text
+    assert "write by TCP" in text
+    assert "not mapped" in caught.value.means
+    assert "the next launch starts clean" in caught.value.remedy
     assert_works(gpu, kernel)
 
 
 def test_page_fault_of_a_load_is_decoded_and_the_next_launch_works(gpu: AmdGpu, kernel: LoadKernel) -> None:
     out = gpu.alloc(4096)
+    gpu.copy_in(out, struct.pack("<I", 0x600D))
     gpu.launch(kernel("load_at"), (1, 1, 1), (1, 1, 1), struct.pack("<2Q", out.va, STRAY))
     with pytest.raises(GpuFault) as caught:
         gpu.synchronize()
     assert f"{STRAY:#x}" in str(caught.value)
-    assert "read" in str(caught.value)
+    assert "read by TCP" in str(caught.value)
+    assert words(gpu, out, 1) == [0], "the load was served by the dummy page"
     assert_works(gpu, kernel)
 
 
@@ -476,6 +489,5 @@ def test_held_launches_run_when_somebody_waits(gpu: AmdGpu, kernel: LoadKernel, 
 def test_benchmark_reports_every_figure(gpu: AmdGpu) -> None:
     figures = launch_bench(gpu)
     assert figures["launch_ring_dwords"] == 101
-    assert 0 < figures["replay_10_bound_host_us"] < figures["replay_10_copied_host_us"]
     assert all(value > 0 for value in figures.values())
     gpu.synchronize()

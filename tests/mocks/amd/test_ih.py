@@ -189,6 +189,11 @@ def test_recorded_ring_set_up_delivers_to_the_recorded_addresses() -> None:
     assert bench.gpu.vram.read(int(vector["inputs"]["ring1_mc"], 16) - bench.gpu.mc_base, 2) == bytes([10, 0])
 
 
+def test_every_vector_of_the_file_is_used() -> None:
+    assert {each["id"] for each in VECTORS} == {*(each["id"] for each in ENTRIES), "gfx1100.ring_init", "gfx1100.overflow"}
+    assert len(ENTRIES) == 10
+
+
 def test_recorded_overflow_handling_clears_the_flag() -> None:
     vector = next(each for each in VECTORS if each["id"] == "gfx1100.overflow")
     bench = prepared()
