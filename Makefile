@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= 2
 
-.PHONY: demo test test-all lint types bench clean
+.PHONY: demo test test-all lint types faults screenshots bench clean
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "tghw needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version)"; exit 1; }
@@ -30,6 +30,12 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	$(BIN)/mypy
+
+faults: $(STAMP)
+	$(BIN)/python -m probes.catalogue docs/faults.md
+
+screenshots: $(STAMP)
+	$(BIN)/python -m probes.screenshots docs
 
 bench: $(STAMP)
 	$(BIN)/tghw bench all
