@@ -284,6 +284,18 @@ FLASH: dict[str, dict[str, Any]] = {
     "flash ifwi stream": _object({"file": STRING, "items": _array(INTEGER), "bytes": INTEGER, "device_seconds": NUMBER, "last_state": INTEGER}),
 }
 
+EXPLAINED = _object(
+    {
+        "code": STRING,
+        "kind": STRING,
+        "means": STRING,
+        "remedy": STRING,
+        "exit_status": INTEGER,
+        "reproduced_by": {**NULLABLE_STRING, "description": "a command that shows it on a simulated machine"},
+        "seen": {**NULLABLE_STRING, "description": "where it happens, when no such command does"},
+    }
+)
+
 SCHEMAS: dict[str, dict[str, Any]] = {
     **FLASH,
     "probe": _object({"devices": _array(DEVICE), "transport": STRING}),
@@ -319,6 +331,6 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "mock show": _object({"name": STRING, "summary": STRING, "functions": _array({"type": "object"}), "faults": {"type": "object"}}),
     "bench": {"type": "object", "description": "one key a benchmark; inside: figure name to value, unit in the name"},
     "demo": _object({"steps": _array({"type": "object"}), "ok": BOOLEAN, "seconds": NUMBER}),
-    "explain": {"oneOf": [_object({"code": STRING, "means": STRING, "remedy": STRING, "exit_status": INTEGER}), _object({"codes": _array(STRING)})]},
+    "explain": {"oneOf": [EXPLAINED, _object({"codes": _array(STRING)})]},
     "options": _object({"options": {"type": "object", "description": "option to its meaning"}}),
 }
