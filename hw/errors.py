@@ -98,6 +98,14 @@ class Refused(TghwError):
     exit_status = EXIT_REFUSED
 
 
+class Interrupted(TghwError):
+    """Ctrl-C, or a signal that asked the process to end."""
+
+    code = "interrupted"
+    exit_status = EXIT_INTERRUPTED
+    default_means = "Ctrl-C was pressed, or the process was asked to end"
+
+
 @dataclass(frozen=True)
 class Attempt:
     """One way to a device that was tried: the transport, what was done in words, and how it ended."""

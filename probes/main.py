@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from hw.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, TghwError, UsageError
+from hw.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Interrupted, TghwError, UsageError
 from probes import context, render
 
 EPILOG = (
@@ -76,15 +76,14 @@ def run(arguments: list[str]) -> int:
     _register()
     try:
         status = app(rest, prog_name="tghw", standalone_mode=False)
-        return status if isinstance(status, int) else EXIT_DONE
+        status = status if isinstance(status, int) else EXIT_DONE
     except TghwError as problem:
         render.error(problem)
         return problem.exit_status
     except typer.Exit as leaving:
-        return leaving.exit_code
+        status = leaving.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        render.note("interrupted; the device was left restored", style=None)
-        return EXIT_INTERRUPTED
+        status = EXIT_INTERRUPTED
     except BrokenPipeError:
         sys.stderr.close()
         return EXIT_FAILED
@@ -92,6 +91,9 @@ def run(arguments: list[str]) -> int:
         if not hasattr(problem, "format_message"):  # typer's own complaints about the command line; their class moves between its versions
             raise
         return _wrong_use(problem)
+    if status == EXIT_INTERRUPTED:  # some versions of typer turn Ctrl-C into this status themselves
+        render.error(Interrupted("ended by a signal; the device was left restored"))
+    return status
 
 
 def _wrong_use(problem: Any) -> int:

@@ -109,7 +109,6 @@ def _describe(each: Found, index: int | None, selection: Selection) -> dict[str,
         item["boot_state"], item["problem"] = "dead-bus", problem.to_dict()
     except DeviceBusy as problem:
         item["held_by"] = problem.holder or problem.read or problem.what
-        item["boot_state"] = "running"
     except (PermissionMissing, MemoryDisabled, TghwError) as problem:
         item["problem"] = problem.to_dict()
     return item
