@@ -16,24 +16,36 @@ from tests.judges.lab import guest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
+DEVICES = ["-device", "intel-iommu,intremap=off", "-device", "edu,dma_mask=0xffffffff"]
 LIMIT = 120
-"""seconds; it takes 15 to 20 on two idle cores"""
+"""seconds for one guest; it takes 12 to 20 on two idle cores"""
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("guest")
+def boot(folder: Path, mode: str, kernel_options: str) -> dict[str, Any]:
+    """Run edu_guest.py in a guest; what it printed."""
     script = folder / "edu.sh"
     program = ROOT / "tests" / "judges" / "lab" / "edu_guest.py"
     environment = f"export PYTHONPATH={shlex.quote(str(ROOT))} PYTHONDONTWRITEBYTECODE=1 TGHW_LOCK_DIR=/run HOME=/root"
-    script.write_text(f"{environment}\n{shlex.quote(sys.executable)} {shlex.quote(str(program))}\n")
+    script.write_text(f"{environment}\n{shlex.quote(sys.executable)} {shlex.quote(str(program))} {mode}\n")
     try:
-        result = guest.run(script, folder=folder, devices=["-device", "intel-iommu,intremap=off", "-device", "edu"], kernel_options="intel_iommu=on", limit=LIMIT)
+        result = guest.run(script, folder=folder, devices=DEVICES, kernel_options=kernel_options, limit=LIMIT)
     except guest.LabMissing as missing:
         pytest.skip(f"no QEMU guest here: {missing}")
     answer = re.search(r"^RESULT (.*)$", result.output, re.MULTILINE)
     assert result.status == 0 and answer, result.output[-4000:]
     return json.loads(answer[1])  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What happened where the IOMMU translates."""
+    return boot(tmp_path_factory.mktemp("guest"), "translated", "intel_iommu=on")
+
+
+@pytest.fixture(scope="module")
+def physical(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What happened where device addresses are physical ones."""
+    return boot(tmp_path_factory.mktemp("guest"), "identity", "intel_iommu=on iommu=pt")
 
 
 def test_registers_and_refusals_through_sysfs(found: dict[str, Any]) -> None:
@@ -65,3 +77,35 @@ def test_one_process_at_a_time_and_everything_is_given_back(found: dict[str, Any
     vfio = found["vfio"]
     assert vfio["second_open"].startswith("device-busy") and "edu_guest.py" in vfio["second_open"]
     assert (vfio["driver_after"], vfio["override_after"]) == ("", "(null)")
+
+
+def test_the_kernels_state_decides_the_transport(found: dict[str, Any], physical: dict[str, Any]) -> None:
+    assert (found["chosen"], physical["chosen"]) == ("vfio", "sysfs")
+
+
+def test_physical_addresses_are_the_right_ones(physical: dict[str, Any]) -> None:
+    assert physical["copied"]
+    assert len(set(physical["pages"])) == 4 and all(page % 4096 == 0 and page >= 4096 for page in physical["pages"])
+    assert physical["kernel_log"] == []
+    assert (physical["interrupts"], physical["enabled_after"]) == (False, "0")
+    assert physical["reset"].startswith("not-supported")
+
+
+def test_every_way_that_fails_is_told_in_one_error(physical: dict[str, Any]) -> None:
+    assert physical["movable"].startswith("no-transport") and "sysfs: memory-movable; vfio: vfio-unavailable" in physical["movable"]
+
+
+def test_doctor_reads_this_kernel_right(found: dict[str, Any], physical: dict[str, Any]) -> None:
+    before, during, after = found["doctor"], found["doctor_while_open"], found["doctor_after"]
+    assert before["iommu"].startswith("ok: on, group") and "translates (DMA" in before["iommu"]
+    assert before["vfio-module"].startswith("block: not loaded: vfio_pci, vfio_iommu_type1")
+    assert before["kernel-log"] == "ok: no faults reported"
+    assert during["driver-bound"] == "ok: kernel driver: vfio-pci"
+    assert "edu_guest.py" in during["lock"] and during["lock"].startswith("block: held by process")
+    assert "edu_guest.py" in during["vfio-busy"] and during["vfio-busy"].startswith("block: group")
+    assert (after["vfio-module"], after["vfio-group"].split(":")[0]) == ("ok: vfio_pci is loaded", "ok")
+    assert after["kernel-log"].startswith("warn: a device touched memory that was not mapped for it: DMAR")
+    assert "in identity mode" in physical["doctor"]["iommu"]
+    assert physical["doctor"]["compaction"] == "block: compact_unevictable_allowed is 1"
+    assert (physical["doctor_after"]["compaction"], physical["doctor_after"]["pagemap"]) == ("ok: locked pages stay where they are", "ok: frame numbers are shown")
+    assert physical["doctor_after"]["permission"].startswith("ok") and "vfio-module" not in physical["doctor_after"]

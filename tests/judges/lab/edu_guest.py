@@ -1,5 +1,7 @@
 """Runs inside the guest: drives QEMU's `edu` device through this project's sysfs and VFIO transports and prints what happened as JSON.
 
+The argument says what the IOMMU does there: "translated", or "identity" (device addresses are physical ones).
+
 The edu device (QEMU documentation, specs/edu): 1 MiB of registers, an internal buffer of 4096 bytes at 0x40000 between which and host
 memory it copies, and interrupts, by message or line.
 """
@@ -13,7 +15,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from bridges.ways import first_that_serves, pci_ways
 from hw.clock import HOST_CLOCK
+from hw.doctor.checks import checks_for
+from hw.doctor.families import Family
+from hw.doctor.findings import Scene, examine
 from hw.errors import TghwError
 from hw.host import HOST
 from hw.mmio import Mmio
@@ -33,6 +39,8 @@ BUFFER = 0x40000
 DMA_DONE = 0x100
 """interrupt status of a finished copy"""
 COMPUTING = 1
+FAMILY = Family("edu", "QEMU's educational device", (EDU[0],), (0x00,))
+COMPACTION = Path("/proc/sys/vm/compact_unevictable_allowed")
 PATTERN = bytes(range(256)) * 8
 """half of the buffer: QEMU refuses copies that end at its last byte"""
 
@@ -61,6 +69,11 @@ def through_sysfs(address: str) -> dict[str, Any]:
             "config_size": device.config.size,
             "dma": name_of_error(lambda: device.alloc_dma(4096)),
         }
+
+
+def doctor() -> dict[str, str]:
+    """Every check's state and what it read, on this kernel."""
+    return {finding.check: f"{finding.state.value}: {finding.read}" for finding in examine(Scene.of(FAMILY), checks_for(FAMILY))}
 
 
 def copy(registers: Mmio, source: int, target: int, command: int) -> None:
@@ -121,14 +134,45 @@ def line_interrupts(address: str, device: VfioPciDevice, registers: Mmio) -> lis
     return seen
 
 
-def main() -> None:
-    address = next(each.address for each in scan() if each.id and (each.id.vendor, each.id.device) == EDU)
-    found = {"before_modules": name_of_error(lambda: VfioPciDevice(address)), "sysfs": through_sysfs(address)}
+def translated(address: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"doctor": doctor(), "before_modules": name_of_error(lambda: VfioPciDevice(address)), "sysfs": through_sysfs(address)}
     subprocess.run(["modprobe", "vfio_iommu_type1"], check=True)
     subprocess.run(["modprobe", "vfio_pci"], check=True)
     found["forgeable_interrupts"] = name_of_error(lambda: VfioPciDevice(address))
     (HOST.sys / "module" / "vfio_iommu_type1" / "parameters" / "allow_unsafe_interrupts").write_text("Y")
+    with first_that_serves(address, pci_ways(address)) as device:
+        found["chosen"] = device.transport
+        found["doctor_while_open"] = doctor()
     found["vfio"] = through_vfio(address)
+    found["doctor_after"] = doctor()
+    return found
+
+
+def identity(address: str) -> dict[str, Any]:
+    """Physical addresses, as without an IOMMU: the kernel must keep pages in place and tell where they are."""
+    COMPACTION.write_text("1")
+    found: dict[str, Any] = {"doctor": doctor(), "movable": name_of_error(lambda: first_that_serves(address, pci_ways(address)))}
+    COMPACTION.write_text("0")
+    with first_that_serves(address, pci_ways(address)) as device:
+        found["chosen"] = device.transport
+        registers = device.map_bar(0)
+        device.set_bus_master(True)
+        source, target = device.alloc_dma(4 * 4096), device.alloc_dma(4 * 4096)
+        found["pages"] = source.pages
+        source.window.write(3 * 4096, PATTERN)
+        copy(registers, source.pages[3], BUFFER, 0)
+        copy(registers, BUFFER, target.pages[2], DMA_TO_HOST)
+        found["copied"] = target.window.read(2 * 4096, len(PATTERN)) == PATTERN and not any(target.window.read(0, 2 * 4096))
+        found["interrupts"] = device.irq() is not None
+        found["reset"] = name_of_error(device.reset)
+    found["enabled_after"] = HOST.text(HOST.pci / address / "enable")
+    found["doctor_after"] = doctor()
+    return found
+
+
+def main() -> None:
+    address = next(each.address for each in scan() if each.id and (each.id.vendor, each.id.device) == EDU)
+    found = {"translated": translated, "identity": identity}[sys.argv[1]](address)
     log = subprocess.run(["dmesg"], capture_output=True, text=True, check=True).stdout
     found["kernel_log"] = [line for line in log.splitlines() if "fault addr" in line][:4]
     sys.stdout.write(f"RESULT {json.dumps(found)}\n")

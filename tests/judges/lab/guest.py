@@ -181,10 +181,15 @@ def initramfs(chosen: Kernel, target: Path) -> None:
         modules += [path for path in (Path(line.split()[1]) for line in shown.stdout.splitlines() if line.startswith("insmod")) if path not in modules]
     entries = [_entry(name, 0o040755) for name in ("bin", "proc", "sys", "dev", "r", "o", "modules")]
     entries += [_entry("bin/busybox", 0o100755, busybox.read_bytes()), _entry("init", 0o100755, INIT.encode())]
-    entries += [_entry(f"modules/{path.name}", 0o100644, path.read_bytes()) for path in modules]
-    entries.append(_entry("modules.order", 0o100644, "\n".join(path.name for path in modules).encode()))
+    entries += [_entry(f"modules/{path.name.removesuffix('.xz')}", 0o100644, _plain(path)) for path in modules]
+    entries.append(_entry("modules.order", 0o100644, "\n".join(path.name.removesuffix(".xz") for path in modules).encode()))
     entries.append(_entry("TRAILER!!!", 0))
     target.write_bytes(gzip.compress(b"".join(entries), 1))
+
+
+def _plain(module: Path) -> bytes:
+    """A module as busybox can load it; newer kernels' are compressed."""
+    return lzma.decompress(module.read_bytes()) if module.suffix == ".xz" else module.read_bytes()
 
 
 def _entry(name: str, mode: int, data: bytes = b"") -> bytes:
