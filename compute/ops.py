@@ -28,8 +28,6 @@ EXPANDED_COST = {"exp": 14, "exp2": 12, "log": 24, "log2": 26, "sin": 70, "cos":
 ALU = UNARY | BINARY | TERNARY | frozenset(EXPANDED_COST)
 ELEMENTWISE = ALU | {"cast", "bitcast"}
 MOVEMENT = frozenset({"reshape", "permute", "expand", "pad", "shrink", "flip"})
-LEAVES = frozenset({"buffer", "const", "iota", "size"})
-"""buffer: memory (arg Storage); const: one number everywhere; iota: 0, 1, 2, ... (int32, one axis); size: value of a Variable (int32)."""
 
 COST = {"div": 10, "sqrt": 10, "floordiv": 20, "mod": 20, **EXPANDED_COST}
 """About how many machine instructions an op takes per element; 1 where it is not listed."""

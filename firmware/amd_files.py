@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from firmware.amd_layouts import FirmwareType, SosPart
+from firmware.amd_layouts import FirmwareType
 from firmware.amd_ucode import Part, Ucode
 from firmware.store import FirmwareStore
 from hw.errors import UnknownHardware
@@ -62,11 +62,6 @@ class FirmwareSet:
     """parts for LOAD_IP_FW in order, the SMU's image not among them"""
     mec_start: int
     """byte address at which the compute engine's firmware begins; 0 before gfx11"""
-
-    def sos_part(self, number: int, *, auxiliary: bool = False) -> Part | None:
-        """A part of the SOS container by its type, or None. `auxiliary` takes it from the second set of a 2.1 container."""
-        name = ("AUX_" if auxiliary else "") + SosPart(number).name
-        return self.sos.part(name) if self.sos.has(name) else None
 
 
 def files_for(versions: Mapping[str, IpVersion]) -> FirmwareFiles:

@@ -1,10 +1,9 @@
-"""Address ranges handed out in pieces: a two-level segregated fit allocator for memory and addresses, and a wrapping bump
-allocator for rings. They only do arithmetic; no memory is touched.
-"""
+"""Address ranges handed out in pieces: a two-level segregated fit allocator for memory and addresses. It only does arithmetic; no memory
+is touched."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from hw.errors import BadFree, OutOfMemory
 
@@ -150,36 +149,3 @@ class Tlsf:
 
     def _in_free(self, address: int) -> bool:
         return any(start <= address < start + length for start, length in self._free.items())
-
-
-class Bump:
-    """Hands out [base, base + size) front to back and, with `wrap`, starts over at the front when the rest is too small.
-
-    Nothing is given back: a wrapping ring relies on old contents being done with when their place comes round again. `on_wrap`
-    runs before the first range of a new round is handed out, so that the owner can wait for that.
-    """
-
-    def __init__(self, size: int, *, base: int = 0, wrap: bool = False, name: str = "ring", on_wrap: Callable[[], None] | None = None) -> None:
-        self.base = base
-        self.size = size
-        self.name = name
-        self._wrap = wrap
-        self._on_wrap = on_wrap
-        self._next = 0
-
-    @property
-    def position(self) -> int:
-        """Offset of the first byte not handed out in this round."""
-        return self._next
-
-    def alloc(self, size: int, align: int = 8) -> int:
-        """Address of the next range; its offset from base is a multiple of align. Raises OutOfMemory when it does not fit."""
-        start = self._next + align - 1 & -align
-        if start + size > self.size:
-            if not self._wrap or size > self.size:
-                raise OutOfMemory(f"{size:#x} bytes do not fit into {self.name}", read=f"{self.size - self._next:#x} of {self.size:#x} bytes left")
-            if self._on_wrap:
-                self._on_wrap()
-            start = 0
-        self._next = start + size
-        return self.base + start

@@ -59,10 +59,6 @@ VRAM = Kind("video memory", own=True)
 VRAM_UNCACHED = Kind("uncached video memory", own=True, uncached=True)
 HOST = Kind("host memory", system=True, snooped=True, uncached=True)
 BRIDGE_SRAM = Kind("bridge memory", system=True, uncached=True)
-PEER_BUS = Kind("video memory of a peer over the bus", system=True, snooped=True)
-PEER_BUS_UNCACHED = Kind("uncached video memory of a peer over the bus", system=True, snooped=True, uncached=True)
-PEER_LINK = Kind("video memory of a peer over the link", snooped=True)
-PEER_LINK_UNCACHED = Kind("uncached video memory of a peer over the link", snooped=True, uncached=True)
 
 
 @dataclass(frozen=True)

@@ -52,10 +52,6 @@ class Soc:
         }
         self.dev.nbio[f"S2A_DOORBELL_ENTRY_{entry}_CTRL"].write(**fields)
 
-    def close_doorbells(self, entry: int) -> None:
-        """Disable one routing entry."""
-        self.dev.nbio[f"S2A_DOORBELL_ENTRY_{entry}_CTRL"].write(0)
-
     def forget(self) -> None:
         """After a reset: what was read before may not hold any more."""
         self._hdp_flush = 0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hw.alloc import Bump, Tlsf
+from hw.alloc import Tlsf
 from hw.errors import BadFree, OutOfMemory
 
 
@@ -114,26 +114,3 @@ def test_very_large_ranges_work() -> None:
     allocator = Tlsf(1 << 44, base=0x2000_0000_0000, granule=4096)
     assert allocator.alloc(1 << 39, 1 << 39) == 0x2000_0000_0000
     assert allocator.alloc(4096) == 0x2000_0000_0000 + (1 << 39)
-
-
-def test_bump_aligns_and_wraps_to_the_very_front() -> None:
-    waited: list[int] = []
-    ring = Bump(0x100, base=0x1004, wrap=True, on_wrap=lambda: waited.append(1))
-    assert ring.alloc(0x21) == 0x1004
-    assert ring.alloc(0x10) == 0x1004 + 0x28
-    assert ring.alloc(0x40, 64) == 0x1004 + 0x40
-    assert not waited
-    assert ring.alloc(0x90, 64) == 0x1004
-    assert waited == [1]
-    assert ring.position == 0x90
-    with pytest.raises(OutOfMemory, match="0x101 bytes do not fit"):
-        ring.alloc(0x101)
-
-
-def test_bump_without_wrap_ends() -> None:
-    region = Bump(0x100, name="boot memory")
-    assert region.alloc(0xF8) == 0
-    assert region.alloc(8) == 0xF8
-    with pytest.raises(OutOfMemory, match="boot memory") as caught:
-        region.alloc(1)
-    assert caught.value.read == "0x0 of 0x100 bytes left"

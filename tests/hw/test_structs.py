@@ -48,7 +48,8 @@ def test_codes_are_unique_and_every_kind_says_what_it_means() -> None:
     kinds = all_errors()
     codes = [kind.code for kind in kinds]
     assert len(set(codes)) == len(codes), sorted(code for code in codes if codes.count(code) > 1)
-    assert {kind.exit_status for kind in kinds} <= {errors.EXIT_FAILED, errors.EXIT_USAGE, errors.EXIT_NOTHING_FOUND, errors.EXIT_REFUSED, errors.EXIT_BUSY, errors.EXIT_INTERRUPTED}
+    known = (errors.EXIT_FAILED, errors.EXIT_USAGE, errors.EXIT_NOTHING_FOUND, errors.EXIT_REFUSED, errors.EXIT_BUSY, errors.EXIT_INTERRUPTED)
+    assert {kind.exit_status for kind in kinds} <= set(known)
 
 
 def test_an_error_tells_its_story_in_lines_and_as_data() -> None:

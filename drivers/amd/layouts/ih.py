@@ -151,7 +151,6 @@ SQ_ERRORS = {0: "EDC_FUE", 1: "illegal instruction", 2: "memory violation", 3: "
 
 FAULT_WRITE = 1 << 5
 """context id 1 of a UTCL2 fault: the access was a write; bits 3:0 are bits 47:44 of the address, context id 0 its bits 43:12"""
-FAULT_RETRY = 1 << 7
 
 HUB_CLIENTS_GFX = {
     0: "CB/DB",

@@ -17,11 +17,7 @@ DWORDS = SIZE // 4
 HEADER = 0xC0310800
 FIRST_REGISTER = 128
 LAST_REGISTER = 183
-REGISTER_COUNT = LAST_REGISTER - FIRST_REGISTER + 1
 FIRST_REGISTER_NAME = "CP_MQD_BASE_ADDR"
-LAST_REGISTER_NAME = "CP_HQD_PQ_WPTR_HI"
-UNNAMED_REGISTERS = (144,)
-"""dwords inside that range that no register table names; they are written with 0"""
 DOORBELL_DWORDS_PER_SLOT = 2
 """doorbell registers count dwords, software counts 64-bit slots"""
 

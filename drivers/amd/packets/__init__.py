@@ -20,8 +20,6 @@ _HERE = Path(__file__).parent
 
 PM4_TYPE3 = 0xC0000000
 """bits 31:30 of the only packet type that compute rings use"""
-SINGLE_DWORD_NOP = 0xFFFF1000
-"""a PM4 NOP with count 0x3fff: the header alone"""
 
 
 class UnknownPacket(TghwError):

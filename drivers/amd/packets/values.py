@@ -78,23 +78,6 @@ class IntSel(IntEnum):
     DATA_AFTER_CONFIRM = 3
 
 
-class WriteDst(IntEnum):
-    """WRITE_DATA.dst_sel"""
-
-    REGISTER = 0
-    L2 = 2
-    MEMORY = 5
-
-
-class CopyDataSel(IntEnum):
-    """COPY_DATA.src_sel and dst_sel"""
-
-    REGISTER = 0
-    L2 = 2
-    PERFCOUNTER = 4
-    IMMEDIATE = 5
-
-
 class Gcr(IntFlag):
     """ACQUIRE_MEM dword 7 (GCR_CNTL), one name a cache; invalidate and write back where it can do both"""
 
