@@ -27,6 +27,8 @@ USB_REMEDY = (
     "(then `udevadm control --reload`, and plug it in again):\n{rule}\n  without hardware: `tghw --mock navi31-asm24 probe`"
 )
 
+CAPABILITY_HEAD = ("offset", "id", "name", "version", "extended")
+"""what the line of a capability begins with, or leaves out"""
 AWAKE = ("D0", "", None)
 """power states in which a function may be opened: opening one that sleeps would wake it"""
 
@@ -84,6 +86,7 @@ def _describe(each: Found, index: int | None, selection: Selection) -> dict[str,
         "arch": each.arch,
         "supported": bool(chip and chip.supported),
         "bars": [],
+        "capabilities": [],
         "link": each.details.get("link") or None,
         "link_max": each.details.get("link_max") or None,
         "driver": each.details.get("driver") or None,
@@ -119,6 +122,7 @@ def _read_device(item: dict[str, Any], device: PciDevice, each: Found, selection
     info = config.decode(device.config)
     if info.pcie is not None and not item["bridge"]:  # behind a bridge the slot's link counts, not that inside the card
         item["link"], item["link_max"] = info.pcie.link_status, info.pcie.link_capability
+    item["capabilities"] = [capability.to_dict() for capability in info.capabilities]
     power = next((each for each in info.capabilities if isinstance(each, PowerManagement)), None)
     if power is not None:
         item["power_state"] = power.state
@@ -138,6 +142,22 @@ def _bar_dict(bar: Bar) -> dict[str, Any]:
         "prefetchable": bar.prefetchable,
         "resizable_to": list(bar.resizable_to),
     }
+
+
+def _capability_text(capability: dict[str, Any]) -> str:
+    """One capability in a line: its name, and what is set in it."""
+    facts = []
+    for name, value in capability.items():
+        words = name.replace("_", " ")
+        if name in CAPABILITY_HEAD or value is False or value == []:
+            continue
+        if value is True:
+            facts.append(words)
+        elif isinstance(value, str | int):
+            facts.append(f"{words} {value}")
+        elif isinstance(value, list) and isinstance(value[0], str):
+            facts.append(f"{words} {' '.join(value)}")
+    return f"{capability['offset']:>6} {capability['name']}" + (f": {', '.join(facts)}" if facts else "")
 
 
 def _show_bridge(bridge: dict[str, Any]) -> None:
@@ -168,6 +188,9 @@ def _show(item: dict[str, Any]) -> None:
         kind = "I/O" if bar["is_io"] else ("64-bit" if bar["is_64bit"] else "32-bit") + (" prefetchable" if bar["prefetchable"] else "")
         up_to = f", resizable to {render.size(max(bar['resizable_to']))}" if bar["resizable_to"] else ""
         render.say(f"    BAR{bar['index']}    {place}  {render.size(bar['size'])}  {kind}{up_to}")
+    if current().verbose:
+        for capability in item["capabilities"]:
+            render.say(f"    {_capability_text(capability)}")
     problem = item["problem"]
     if problem:
         for label, key in (("problem", "what"), ("read", "read"), ("means", "means"), ("do", "remedy")):

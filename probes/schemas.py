@@ -43,6 +43,7 @@ DEVICE = _object(
         "arch": STRING,
         "supported": BOOLEAN,
         "bars": _array(BAR),
+        "capabilities": {"type": "array", "description": "decoded capabilities of the configuration space, each with offset, id, name"},
         "link": {**NULLABLE_STRING, "description": "speed and width now, as 16GT/s x16"},
         "link_max": NULLABLE_STRING,
         "driver": NULLABLE_STRING,

@@ -68,3 +68,13 @@ def test_probing_changes_nothing_on_the_simulated_gpu(tghw, monkeypatch):
     before = state()
     assert tghw("--mock", "navi31", "probe").status == 0
     assert state() == before
+
+
+def test_capabilities_are_decoded_on_request(tghw):
+    assert "PCI Express" not in tghw("--mock", "navi31", "probe").out
+    result = tghw("--mock", "navi31", "probe", "-v")
+    assert "0x64 PCI Express: " in result.out and "kind legacy endpoint" in result.out
+    assert "0x50 power management: " in result.out and "state D0" in result.out
+    [gpu] = tghw("--mock", "navi31", "probe", "--json").json["devices"]
+    assert [each["offset"] for each in gpu["capabilities"]][:4] == ["0x48", "0x50", "0x64", "0xa0"]
+    assert gpu["capabilities"][3] | {"name": "MSI", "vectors": 1, "is_64bit": True} == gpu["capabilities"][3]
