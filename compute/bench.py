@@ -1,40 +1,51 @@
-"""How long compiling takes: kernels of new shapes, lowered and compiled for gfx1100, by a compiler that is warm."""
+"""How long it takes from a tensor to machine code of a GPU, and from that to what goes into its memory; by a compiler that is warm."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from itertools import count
 
-from compute import Tensor, runtime
+from compute import Tensor
+from compute.codegen import llvm
+from compute.lower import lower
+from compute.plan import GPU
+from compute.schedule import schedule
+from drivers.amd import codeobject
 
-DEVICE = "NULL::gfx1100"
+ARCH = "gfx1100"
+DEVICE = f"NULL::{ARCH}"
 ROUNDS = 7
 """the best counts; the others were disturbed by something"""
+PLACE = 0x2000_0040_0000
+"""any device address"""
+SIDE = 64
+COUNT = 4096
 
-_sizes = count(1001)
-"""each is used once, so that no kernel is found in the device's cache"""
+CASES: dict[str, Callable[[], Tensor]] = {
+    "add": lambda: Tensor.empty(COUNT, device=DEVICE) + Tensor.empty(COUNT, device=DEVICE),
+    "matmul_64": lambda: Tensor.empty(SIDE, SIDE, device=DEVICE) @ Tensor.empty(SIDE, SIDE, device=DEVICE),
+}
 
 
 def compile_bench(rounds: int = ROUNDS) -> dict[str, dict[str, float]]:
-    """CPU milliseconds from a tensor to machine code, for an elementwise add and a 64 x 64 x K matrix product, each of a shape not seen before."""
-    (Tensor.empty(3, device=DEVICE) + 1).realize()
-
-    def add(size: int) -> Tensor:
-        return Tensor.empty(4 * size, device=DEVICE) + Tensor.empty(4 * size, device=DEVICE)
-
-    def matmul(size: int) -> Tensor:
-        return Tensor.empty(64, 4 * size, device=DEVICE) @ Tensor.empty(4 * size, 64, device=DEVICE)
-
-    return {"add": _measure(add, rounds), "matmul_64": _measure(matmul, rounds)}
+    """CPU time of each step: scheduling and lowering, LLVM (text, optimiser, code), and reading and placing the object."""
+    return {name: _measure(make, rounds) for name, make in CASES.items()}
 
 
-def _measure(make: Callable[[int], Tensor], rounds: int) -> dict[str, float]:
-    device = runtime.device(DEVICE)
-    before, best = device.compiled, float("inf")
-    for _ in range(rounds):
-        tensor = make(next(_sizes))
+def _measure(make: Callable[[], Tensor], rounds: int) -> dict[str, float]:
+    steps = {"lower_ms": float("inf"), "llvm_ms": float("inf"), "load_us": float("inf")}
+    size = 0
+    for _ in range(rounds + 1):  # the first one warms up
+        tensor = make()
         start = time.process_time()
-        tensor.realize()
-        best = min(best, time.process_time() - start)
-    return {"cpu_ms": best * 1e3, "kernels": device.compiled - before}
+        (step,) = schedule([tensor.node])
+        kernel = lower(step.graph, step.params, GPU)
+        lowered = time.process_time()
+        image = llvm.compile_amd(kernel, ARCH)
+        compiled = time.process_time()
+        codeobject.parse(image, ARCH).place(PLACE)
+        loaded = time.process_time()
+        size = len(image)
+        for name, seconds in (("lower_ms", 1e3 * (lowered - start)), ("llvm_ms", 1e3 * (compiled - lowered)), ("load_us", 1e6 * (loaded - compiled))):
+            steps[name] = min(steps[name], seconds)
+    return {name: round(value, 3) for name, value in steps.items()} | {"object_bytes": float(size)}
