@@ -1,0 +1,1 @@
+"""Simulated devices as real ones: servers through which an emulator or a kernel sees them."""
