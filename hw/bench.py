@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import partial
 
 from hw.alloc import Tlsf
-
 from hw.mmio import LocalMmio
 from hw.regs import RegisterBlock, RegisterSpace, RegisterTable
 
