@@ -15,7 +15,9 @@ from hw.pci.device import COMMAND, COMMAND_MEMORY
 from mocks.clock import Scheduler, SimClock
 from mocks.faults import FaultPlan
 from mocks.memory import HostRam
-from mocks.pci import BRIDGE_BUSES, BarSlot, BusCosts, Lease, MockFunction, MockPciDevice, build_bridge, build_config
+from mocks.pci import BarSlot, BusCosts, MockFunction
+from mocks.pci_config import BRIDGE_BUSES, build_bridge, build_config
+from mocks.pci_device import Lease, MockPciDevice
 
 if TYPE_CHECKING:
     from mocks.amd.gpu import Gpu

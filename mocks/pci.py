@@ -1,7 +1,7 @@
-"""PCI functions of a simulated machine: a configuration space that behaves, BARs that decode, interrupts.
+"""PCI functions of a simulated machine: BARs that decode, bridges that forward, interrupts.
 
-Behaviour follows the PCI Express base specification: read-only and write-one-to-clear bits, BAR sizing by all ones, 64-bit BARs,
-resizable BARs (only while memory decoding is off), D-states, MSI gated by bus mastering.
+Behaviour follows the PCI Express base specification: BAR sizing by all ones, 64-bit BARs, resizable BARs (only while memory decoding is
+off), D-states, MSI gated by bus mastering.
 """
 
 from __future__ import annotations
@@ -9,110 +9,33 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
-from hw.errors import BusLost, MemoryDisabled, NotModelled, NotSupported, OutOfWindow, ResizeRefused
-from hw.mmio import ALL_ONES_32, ALL_ONES_64, BytesLike, Cost, Mmio
-from hw.pci.device import Bar, ConfigSpace, DmaMemory, Irq, PciDevice, PciId
+from hw.errors import BusLost, NotModelled
+from hw.mmio import BytesLike
+from hw.pci.device import PciId
+from mocks.pci_config import (
+    BAR0,
+    BRIDGE_MEMORY,
+    BRIDGE_PREFETCHABLE,
+    CAP_MSI,
+    CAP_POWER,
+    COMMAND,
+    COMMAND_MASTER,
+    COMMAND_MEMORY,
+    D0,
+    D3HOT,
+    MIB,
+    MSI_ENABLE,
+    POWER_STATE_MASK,
+    ConfigModel,
+)
 
 if TYPE_CHECKING:
     from mocks.machine import Machine
 
 log = logging.getLogger(__name__)
-
-CONFIG_SIZE = 4096
-
-COMMAND = 0x04
-STATUS = 0x06
-BAR0 = 0x10
-ROM_BAR = 0x30
-CAPABILITIES = 0x34
-INTERRUPT_LINE = 0x3C
-FIRST_EXTENDED = 0x100
-
-COMMAND_IO = 1 << 0
-COMMAND_MEMORY = 1 << 1
-COMMAND_MASTER = 1 << 2
-COMMAND_INTX_OFF = 1 << 10
-COMMAND_WRITABLE = 0x0547
-"""I/O, memory, master, parity response, SERR, INTx disable"""
-STATUS_CLEARABLE = 0xF900
-"""error bits, cleared by writing 1"""
-
-CAP_POWER = 0x01
-CAP_MSI = 0x05
-CAP_EXPRESS = 0x10
-EXT_RESIZABLE_BAR = 0x0015
-
-POWER_STATE_MASK = 0x3
-D0 = 0
-D3HOT = 3
-MSI_ENABLE = 1 << 16
-"""in the capability's first dword"""
-
-MIB = 1 << 20
-
-BRIDGE_BUSES = 0x18
-BRIDGE_MEMORY = 0x20
-BRIDGE_PREFETCHABLE = 0x24
-_PORT_KINDS = {"root port": 0x4, "upstream port": 0x5, "downstream port": 0x6}
-
-
-class ConfigModel:
-    """The bytes of a configuration space with what software may do to each bit. Offsets in bytes."""
-
-    def __init__(self) -> None:
-        self.data = bytearray(CONFIG_SIZE)
-        self.writable = bytearray(CONFIG_SIZE)
-        self.clearable = bytearray(CONFIG_SIZE)
-
-    def set(self, offset: int, value: int, size: int = 4, *, writable: int = 0, clearable: int = 0) -> None:
-        """Define a field: its reset value and which bits software may write, or clear by writing 1."""
-        self.data[offset : offset + size] = value.to_bytes(size, "little")
-        self.writable[offset : offset + size] = writable.to_bytes(size, "little")
-        self.clearable[offset : offset + size] = clearable.to_bytes(size, "little")
-
-    def get(self, offset: int, size: int = 4) -> int:
-        return int.from_bytes(self.data[offset : offset + size], "little")
-
-    def put(self, offset: int, value: int, size: int = 4) -> None:
-        """Change a value from the device's side."""
-        self.data[offset : offset + size] = value.to_bytes(size, "little")
-
-    def write(self, offset: int, value: int, size: int) -> None:
-        """A write by software."""
-        for position in range(size):
-            at = offset + position
-            new = value >> 8 * position & 0xFF
-            old = self.data[at]
-            kept = old & ~(new & self.clearable[at])
-            self.data[at] = kept & ~self.writable[at] & 0xFF | new & self.writable[at]
-
-    def forbid(self, offset: int, bits: int) -> None:
-        """Take the writable property away from bits of a 16-bit register and clear them."""
-        for position in range(2):
-            self.writable[offset + position] &= ~(bits >> 8 * position) & 0xFF
-            self.data[offset + position] &= ~(bits >> 8 * position) & 0xFF
-
-    def capability(self, wanted: int) -> int | None:
-        """Offset of a standard capability."""
-        offset = self.data[CAPABILITIES]
-        while offset:
-            if self.data[offset] == wanted:
-                return offset
-            offset = self.data[offset + 1]
-        return None
-
-    def extended(self, wanted: int) -> int | None:
-        """Offset of an extended capability."""
-        offset = FIRST_EXTENDED
-        while offset:
-            header = self.get(offset)
-            if header & 0xFFFF == wanted:
-                return offset
-            offset = header >> 20
-        return None
 
 
 class BarModel(ABC):
@@ -372,316 +295,3 @@ class MockFunction:
             return
         slot.size = self._control_size(slot)
         self._declare_bar(slot)
-
-
-class BarWindow(Mmio):
-    """A mapped part of a BAR. Every access takes bus time; while the function does not decode memory, reads are all ones and writes vanish."""
-
-    cost: Cost = "local"
-
-    def __init__(self, device: MockPciDevice, slot: BarSlot, base: int, size: int) -> None:
-        assert slot.model is not None
-        self.name = f"BAR{slot.index} of {device.address}"
-        self.size = size
-        self._device = device
-        self._machine = device.machine
-        self._slot = slot
-        self._model = slot.model
-        self._base = base
-        self._bar_size = slot.size
-        self._clock = device.machine.clock
-        self._costs = device.machine.costs
-
-    def _reaches(self) -> bool:
-        if self._device.closed or self._bar_size != self._slot.size:
-            state = "closed" if self._device.closed else "resized"
-            means = "a window is valid while its device is open and its BAR keeps its size"
-            raise OutOfWindow(f"access to {self.name} after it was {state}", means=means, remedy="map the BAR again")
-        if self._machine.watch_bus:
-            self._machine.count_access(self._device.function)
-        return self._slot.reachable
-
-    def _read(self, offset: int, width: int, ones: int) -> int:
-        self._clock.spend(self._costs.read)
-        return self._model.read(self._base + offset, width) if self._reaches() else ones
-
-    def _write(self, offset: int, value: int, width: int) -> None:
-        self._clock.spend(self._costs.write)
-        if self._reaches():
-            self._model.write(self._base + offset, value, width)
-
-    def read8(self, offset: int) -> int:
-        self.check(offset, 1)
-        return self._read(offset, 1, 0xFF)
-
-    def write8(self, offset: int, value: int) -> None:
-        self.check(offset, 1)
-        self._write(offset, value & 0xFF, 1)
-
-    def read32(self, offset: int) -> int:
-        if offset & 3 or not 0 <= offset <= self.size - 4:
-            self.check(offset, 4, 4)
-        return self._read(offset, 4, ALL_ONES_32)
-
-    def write32(self, offset: int, value: int) -> None:
-        if offset & 3 or not 0 <= offset <= self.size - 4:
-            self.check(offset, 4, 4)
-        self._write(offset, value & ALL_ONES_32, 4)
-
-    def read64(self, offset: int) -> int:
-        if offset & 7 or not 0 <= offset <= self.size - 8:
-            self.check(offset, 8, 8)
-        return self._read(offset, 8, ALL_ONES_64)
-
-    def write64(self, offset: int, value: int) -> None:
-        if offset & 7 or not 0 <= offset <= self.size - 8:
-            self.check(offset, 8, 8)
-        self._write(offset, value & ALL_ONES_64, 8)
-
-    def read(self, offset: int, size: int) -> bytes:
-        self.check(offset, size)
-        self._clock.spend(self._costs.read + size / self._costs.block_read_rate)
-        return self._model.read_block(self._base + offset, size) if self._reaches() else b"\xff" * size
-
-    def write(self, offset: int, data: BytesLike) -> None:
-        self.check(offset, len(data))
-        self._clock.spend(self._costs.write + len(data) / self._costs.block_write_rate)
-        if self._reaches():
-            self._model.write_block(self._base + offset, data)
-
-    def view(self, offset: int = 0, size: int | None = None) -> Mmio:
-        length = self.size - offset if size is None else size
-        self.check(offset, length)
-        return BarWindow(self._device, self._slot, self._base + offset, length)
-
-
-class MockConfigSpace(ConfigSpace):
-    """Configuration space of an open device."""
-
-    size = CONFIG_SIZE
-
-    def __init__(self, function: MockFunction) -> None:
-        self._function = function
-
-    def read(self, offset: int, size: int) -> int:
-        self._check(offset, size)
-        machine = self._function.machine
-        machine.clock.spend(machine.costs.config)
-        return self._function.config_read(offset, size)
-
-    def write(self, offset: int, value: int, size: int) -> None:
-        self._check(offset, size)
-        machine = self._function.machine
-        machine.clock.spend(machine.costs.config)
-        self._function.config_write(offset, value & (1 << 8 * size) - 1, size)
-
-    def _check(self, offset: int, size: int) -> None:
-        if size not in (1, 2, 4) or offset % size or not 0 <= offset <= self.size - size:
-            raise OutOfWindow(f"config access of {size} bytes at {offset:#x} of {self._function.address}")
-
-
-class MockIrq(Irq):
-    """MSI delivery, as VFIO gives it: enabling delivery programs the capability."""
-
-    def __init__(self, function: MockFunction) -> None:
-        self._function = function
-        self._seen = function.interrupts
-        self._set_enable(True)
-
-    def wait(self, timeout: float) -> bool:
-        clock = self._function.machine.clock
-        scheduler = self._function.machine.scheduler
-        deadline = clock.now() + timeout
-        while self._function.interrupts == self._seen and clock.now() < deadline:
-            clock.sleep(min(scheduler.next_due(), deadline) - clock.now())
-        arrived = self._function.interrupts != self._seen
-        self._seen = self._function.interrupts
-        return arrived
-
-    def close(self) -> None:
-        self._set_enable(False)
-
-    def _set_enable(self, on: bool) -> None:
-        offset = self._function.config.capability(CAP_MSI)
-        if offset is None:
-            raise NotSupported(f"interrupts of {self._function.address}", read="no MSI capability")
-        value = self._function.config.get(offset)
-        self._function.config.put(offset, value | MSI_ENABLE if on else value & ~MSI_ENABLE)
-
-
-@dataclass
-class Lease:
-    """What gives an opened function back."""
-
-    release: Callable[[], None] = field(default=lambda: None)
-
-
-class MockPciDevice(PciDevice):
-    """One opened function of a simulated machine."""
-
-    transport = "mock"
-
-    def __init__(self, machine: Machine, function: MockFunction, lease: Lease) -> None:
-        self.machine = machine
-        self.function = function
-        self.address = function.address
-        self.clock = machine.clock
-        self.config = MockConfigSpace(function)
-        self.closed = False
-        self._lease = lease
-        self._irq: MockIrq | None = None
-
-    @property
-    def bars(self) -> dict[int, Bar]:
-        """From the kernel's resource list: what the machine's firmware assigned."""
-        return {
-            index: Bar(
-                index=index,
-                address=slot.address,
-                size=slot.size,
-                is_io=slot.is_io,
-                is_64bit=slot.is_64bit,
-                prefetchable=bool(not slot.is_io and slot.flags & 0x8),
-                resizable_to=slot.sizes,
-            )
-            for index, slot in self.function.slots.items()
-        }
-
-    def map_bar(self, index: int, offset: int = 0, size: int | None = None) -> Mmio:
-        bar = self.bar(index)
-        slot = self.function.slots[index]
-        if slot.model is None or bar.is_io:
-            raise NotModelled(f"mapping BAR{index} of {self.address}", read="an I/O BAR" if bar.is_io else "nothing is behind it")
-        if self.config.read32(0) == ALL_ONES_32:
-            raise BusLost(f"mapping BAR{index} of {self.address}", read="vendor/device 0xffffffff")
-        if not self.config.read16(COMMAND) & COMMAND_MEMORY:
-            raise MemoryDisabled(f"mapping BAR{index} of {self.address}", read=f"command register {self.config.read16(COMMAND):#06x}")
-        length = bar.size - offset if size is None else size
-        if offset < 0 or length < 0 or offset + length > bar.size:
-            raise OutOfWindow(f"mapping {length:#x} bytes at {offset:#x} of BAR{index}, which has {bar.size:#x}")
-        return BarWindow(self, slot, offset, length)
-
-    def resize_bar(self, index: int, size: int) -> None:
-        self.bar(index)
-        slot = self.function.slots[index]
-        if size == slot.size:
-            return
-        if size not in slot.sizes:
-            offered = ", ".join(f"{each // MIB} MiB" for each in slot.sizes)
-            raise NotSupported(f"BAR{index} of {self.address} with {size:#x} bytes", read=f"offered: {offered or 'fixed size'}")
-        address = self.machine.place_bar(self.function, slot, size)
-        if address is None:
-            raise ResizeRefused(f"resizing BAR{index} of {self.address} to {size // MIB} MiB", read=f"bridge window of {self.machine.window_of(slot)[1] // MIB} MiB")
-        command = self.config.read16(COMMAND)
-        self.config.write16(COMMAND, command & ~COMMAND_MEMORY)
-        step = (size // MIB).bit_length() - 1
-        self.config.write32(slot.control, self.config.read32(slot.control) & ~0x3F00 | step << 8)
-        self.function.assign(slot, address)
-        self.config.write16(COMMAND, command)
-
-    def alloc_dma(self, size: int, *, contiguous: bool = False) -> DmaMemory:
-        return self.machine.ram.allocate(size, contiguous=contiguous)
-
-    def irq(self) -> Irq | None:
-        if self._irq is None:
-            self._irq = MockIrq(self.function)
-        return self._irq
-
-    def reset(self) -> None:
-        """Hot reset through the bridge; the kernel's side restores addresses and command afterwards."""
-        command = self.function.command
-        self.function.bus_reset()
-        self.clock.sleep(0.1)
-        for slot in self.function.slots.values():
-            if slot.address:
-                self.function.assign(slot, slot.address)
-        self.config.write16(COMMAND, command)
-
-    def close(self) -> None:
-        if self.closed:
-            return
-        if self._irq is not None:
-            self._irq.close()
-        self.set_bus_master(False)
-        self.closed = True
-        self._lease.release()
-
-    def __repr__(self) -> str:
-        return f"MockPciDevice({self.address}{', closed' if self.closed else ''})"
-
-
-def build_config(ids: dict[str, Any]) -> ConfigModel:
-    """A type 0 configuration space from a profile's entry: ids, capabilities as dwords at their offsets."""
-    config = ConfigModel()
-    config.set(0x00, ids["vendor"] | ids["device"] << 16)
-    config.set(COMMAND, ids.get("command", 0), 2, writable=COMMAND_WRITABLE)
-    config.set(STATUS, ids.get("status", 0x10), 2, clearable=STATUS_CLEARABLE)
-    config.set(0x08, ids["revision"] | ids["class"] << 8)
-    config.set(0x0C, 0, 1, writable=0xFF)
-    config.set(0x0E, ids.get("header_type", 0), 1)
-    config.set(0x2C, ids["subsystem_vendor"] | ids["subsystem_device"] << 16)
-    config.set(INTERRUPT_LINE, 0xFF, 1, writable=0xFF)
-    config.set(INTERRUPT_LINE + 1, ids.get("interrupt_pin", 1), 1)
-    if ids.get("rom_size"):
-        config.set(ROM_BAR, 0, writable=-ids["rom_size"] & 0xFFFFF800 | 1)
-    capabilities = ids.get("capabilities", [])
-    if capabilities:
-        config.set(CAPABILITIES, capabilities[0]["offset"], 1)
-    for entry in capabilities:
-        _add_capability(config, entry)
-    for entry in ids.get("extended", []):
-        for position, value in enumerate(entry["dwords"]):
-            config.set(entry["offset"] + 4 * position, value)
-        if entry["dwords"][0] & 0xFFFF == EXT_RESIZABLE_BAR:
-            for position in range(2, len(entry["dwords"]), 2):
-                offset = entry["offset"] + 4 * position
-                config.set(offset, entry["dwords"][position], writable=0x3F00)
-    return config
-
-
-_CAPABILITY_BITS: dict[int, list[tuple[int, int, int]]] = {
-    CAP_POWER: [(4, 0x00000103, 0x00008000)],
-    CAP_EXPRESS: [(0x08, 0x0000FFFF, 0x000F0000), (0x10, 0x00000FFB, 0xC0000000), (0x28, 0x0000FFFF, 0), (0x30, 0x0000FFFF, 0)],
-    CAP_MSI: [(0x00, 0x00010000, 0), (0x04, 0xFFFFFFFC, 0), (0x08, 0xFFFFFFFF, 0), (0x0C, 0x0000FFFF, 0)],
-}
-"""capability id -> (offset in it, writable bits, bits cleared by writing 1)"""
-
-
-def _add_capability(config: ConfigModel, entry: dict[str, Any]) -> None:
-    base = entry["offset"]
-    for position, value in enumerate(entry["dwords"]):
-        config.set(base + 4 * position, value)
-    for offset, writable, clearable in _CAPABILITY_BITS.get(entry["dwords"][0] & 0xFF, []):
-        config.set(base + offset, config.get(base + offset), writable=writable, clearable=clearable)
-
-
-def build_bridge(ids: dict[str, Any], windows: dict[str, list[int]]) -> ConfigModel:
-    """A type 1 configuration space: bus numbers, memory windows, the port's PCI Express capability."""
-    config = ConfigModel()
-    config.set(0x00, ids["vendor"] | ids["device"] << 16)
-    config.set(COMMAND, COMMAND_IO | COMMAND_MEMORY | COMMAND_MASTER, 2, writable=COMMAND_WRITABLE)
-    config.set(STATUS, 0x10, 2, clearable=STATUS_CLEARABLE)
-    config.set(0x08, ids["revision"] | ids["class"] << 8)
-    config.set(0x0E, 1, 1)
-    for position, bus in enumerate(ids["buses"]):
-        config.set(BRIDGE_BUSES + position, bus, 1, writable=0xFF)
-    base, size_mib = windows["memory"]
-    config.set(BRIDGE_MEMORY, _window(base, size_mib), writable=0xFFF0FFF0)
-    base, size_mib = windows["prefetchable"]
-    limit = base + size_mib * MIB - 1
-    config.set(BRIDGE_PREFETCHABLE, _window(base, size_mib) | 0x00010001, writable=0xFFF0FFF0)
-    config.set(BRIDGE_PREFETCHABLE + 4, base >> 32, writable=0xFFFFFFFF)
-    config.set(BRIDGE_PREFETCHABLE + 8, limit >> 32, writable=0xFFFFFFFF)
-    config.set(INTERRUPT_LINE, 0xFF, 1, writable=0xFF)
-    offset = ids["express"]["offset"]
-    config.set(CAPABILITIES, offset, 1)
-    kind = _PORT_KINDS[ids["express"]["kind"]]
-    dwords = [CAP_EXPRESS | 0x0002 << 16 | kind << 20, 0x00008FE2, 0x00002030, 0x00400D04, 0x11040040, 0, 0, 0, 0, 0, 0, 0x0000001E, 0x00000004]
-    _add_capability(config, {"offset": offset, "dwords": dwords})
-    return config
-
-
-def _window(base: int, size_mib: int) -> int:
-    """Base and limit of a bridge window as one register: address bits 31:20 in the upper 12 bits of each half."""
-    limit = base + size_mib * MIB - 1
-    return base >> 16 & 0xFFF0 | (limit >> 16 & 0xFFF0) << 16

@@ -29,7 +29,7 @@ from drivers.amd.layouts import psp as psp_layout
 from firmware.amd_layouts import FirmwareType
 from hw.errors import GpuFault, PspError
 from mocks.amd.fw import images
-from mocks.pci import MockPciDevice
+from mocks.pci_device import MockPciDevice
 from tests.drivers.amd.support import GPU, Bench, bench
 from tests.mocks.saboteur import Rule, Saboteur, Write, keep
 

@@ -18,20 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mocks.asm24 import sram
-from mocks.pci import (
-    BRIDGE_BUSES,
-    BRIDGE_MEMORY,
-    BRIDGE_PREFETCHABLE,
-    COMMAND,
-    COMMAND_MEMORY,
-    D0,
-    BarModel,
-    BarSlot,
-    ConfigModel,
-    MockFunction,
-    build_bridge,
-    build_config,
-)
+from mocks.pci import BarModel, BarSlot, MockFunction
+from mocks.pci_config import BRIDGE_BUSES, BRIDGE_MEMORY, BRIDGE_PREFETCHABLE, COMMAND, COMMAND_MEMORY, D0, ConfigModel, build_bridge, build_config
 
 if TYPE_CHECKING:
     from mocks.machine import Machine

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hw.mmio import Mmio
-from mocks.pci import BarWindow, MockPciDevice
+from mocks.pci_device import BarWindow, MockPciDevice
 
 REGISTERS, MEMORY, DOORBELLS = 5, 0, 2
 

@@ -10,7 +10,7 @@ import pytest
 from hw.errors import BarUnassigned, BusLost, MemoryDisabled, NotSupported, OutOfWindow, ResizeRefused
 from mocks.faults import FaultPlan
 from mocks.machine import Machine
-from mocks.pci import MockPciDevice
+from mocks.pci_device import MockPciDevice
 
 GPU = "0000:03:00.0"
 MIB = 1 << 20

@@ -12,7 +12,7 @@ from hw.mmio import Mmio
 from mocks.amd.fw import fabricate
 from mocks.faults import FaultPlan
 from mocks.machine import Machine
-from mocks.pci import MockPciDevice
+from mocks.pci_device import MockPciDevice
 
 GPU = "0000:03:00.0"
 
