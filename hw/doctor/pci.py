@@ -142,6 +142,9 @@ def resizable_bar(scene: Scene, device: PciFunction) -> Answer | None:
         remedy = "switch 'Re-Size BAR' on in the firmware setup; a kernel of at least 6.1 shows the sizes"
         return warn(f"BAR{bar.index} has {show_size(bar.size)}, other sizes are not offered", remedy)
     room = windows(scene, device.parent)["prefetchable"] if device.parent else largest
+    if room >= largest and not scene.host.may_use(scene.directory(device) / f"resource{bar.index}_resize"):
+        command = f"echo {largest.bit_length() - 21} > /sys/bus/pci/devices/{device.address}/resource{bar.index}_resize"
+        return warn(f"BAR{bar.index} has {show_size(bar.size)} of {show_size(largest)}, and this user may not resize it", f"as root, while no driver has the device: {command}")
     if room >= largest:
         return ok(f"BAR{bar.index} has {show_size(bar.size)}, and there is room for {show_size(largest)}: opening the device resizes it")
     read = f"BAR{bar.index} has {show_size(bar.size)} of {show_size(largest)}; {_windows_text(scene, device)}"

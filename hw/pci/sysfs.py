@@ -31,13 +31,12 @@ from hw.errors import (
     PowerStateError,
     Refused,
     ResetFailed,
-    ResizeRefused,
     WaitTimeout,
 )
 from hw.host import HOST, HostFiles
 from hw.mmio import LocalMmio
-from hw.pci import binding
-from hw.pci.device import COMMAND, COMMAND_MEMORY, Bar, ConfigSpace, DmaMemory, PciDevice, check_access, show_size
+from hw.pci import binding, resize
+from hw.pci.device import COMMAND, COMMAND_MEMORY, Bar, ConfigSpace, DmaMemory, PciDevice, check_access
 from hw.pci.functions import AWAKE, PciFunction, describe, function_directory, read_resources, scan
 from hw.poll import poll
 
@@ -130,8 +129,8 @@ class SysfsPciDevice(PciDevice):
     def _prepare(self, lock_directory: Path | None) -> None:
         self._windows: weakref.WeakSet[LocalMmio] = weakref.WeakSet()
         self._undo: list[tuple[str, Callable[[], None]]] = []
-        self._lock_directory = lock_directory
-        self._between_processes: dict[str, lock.Guard] = {}
+        self._guards = lock.Guards(self.address, lock_directory, proc=self._host.proc)
+        self._later("close guards", self._guards.close)
 
     def _open(self, unbind: bool, remove_siblings: bool) -> None:
         config = SysfsConfig(self._directory, self._host)
@@ -301,36 +300,13 @@ class SysfsPciDevice(PciDevice):
         """Have the kernel give a resizable BAR this size (bytes). The kernel makes all BAR files anew: every window is revoked, also on refusal
         by the kernel, and must be mapped again. Raises ResizeRefused, NotSupported, PermissionMissing.
         """
-        bar = self._bars.get(index)
-        path = self._directory / f"resource{index}_resize"
-        offered = bar.resizable_to if bar else ()
-        if not offered:
-            raise NotSupported(
-                f"resizing BAR{index} of {self.address}",
-                read=f"{path} does not exist" if self._host.text(path) is None else f"{path} offers no sizes",
-                means="the device has no resizable BAR capability for it, or the kernel is older than 6.1",
-                remedy="nothing needs it: tghw goes on with the BAR as it is",
-            )
-        if size not in offered:
-            raise ResizeRefused(
-                f"BAR{index} of {self.address} cannot have {size:#x} bytes", read=f"offered: {', '.join(map(show_size, offered))}", means="the device does not support this size"
-            )
-        if bar and bar.size == size:
+        if not resize.is_due(self.address, index, self._bars.get(index), size, self._directory, self._host):
             return
         self._revoke_windows()
         try:
-            self._write(path, str(size.bit_length() - 21))
-        except OSError as error:
-            means = {errno.EBUSY: "a kernel driver uses this or another function of the card"}.get(error.errno or 0, "")
-            raise ResizeRefused(
-                f"BAR{index} of {self.address} stays at {show_size(bar.size if bar else 0)}", read=os.strerror(error.errno or 0) + self._stopping_siblings(), means=means
-            ) from error
+            resize.resize(self.address, index, size, self._directory, self._host, others=self._stopping_siblings())
         finally:
             self._bars = read_resources(self._directory, self._host)
-        now = self.bar(index).size
-        if now != size:
-            raise ResizeRefused(f"BAR{index} of {self.address} did not become {show_size(size)}", read=f"{path.name} was written, its size is {show_size(now)}")
-        log.info("BAR%d of %s is %s now", index, self.address, show_size(size))
 
     def alloc_dma(self, size: int, *, contiguous: bool = False) -> DmaMemory:
         """Zeroed, locked host memory with its physical page addresses. Raises IommuActive and what PagemapMemory.alloc() raises."""
@@ -361,11 +337,7 @@ class SysfsPciDevice(PciDevice):
 
     def guard(self, name: str) -> lock.Guard:
         """A lock between processes: monitors (ObservedPciDevice) look at the device beside its owner. Raises DeviceBusy when it is not to be had."""
-        found = self._between_processes.get(name)
-        if found is None:
-            found = self._between_processes[name] = lock.Guard(self.address, name, self._lock_directory, proc=self._host.proc)
-            self._later(f"close the {name} guard", found.close)
-        return found
+        return self._guards[name]
 
     def close(self) -> None:
         self._revoke_windows()

@@ -17,7 +17,6 @@ from pathlib import Path
 from hw import lock
 from hw.dma import PagemapMemory, memory_fence
 from hw.errors import (
-    BadFree,
     BusError,
     BusLost,
     DmaError,
@@ -28,12 +27,14 @@ from hw.errors import (
     OutOfWindow,
     PermissionMissing,
     ResetFailed,
+    ResizeRefused,
+    TghwError,
     UsageError,
     VfioUnavailable,
 )
 from hw.host import HOST, HostFiles
 from hw.mmio import LocalMmio
-from hw.pci import binding
+from hw.pci import binding, resize
 from hw.pci.device import COMMAND, COMMAND_MEMORY, DMA_PAGE, Bar, DmaMemory, Irq, PciDevice
 from hw.pci.functions import function_directory, read_resources
 from hw.pci.groups import VFIO_PCI
@@ -85,6 +86,8 @@ class VfioPciDevice(PciDevice):
         self._mappings: dict[int, int] = {}
         self._irq: VfioIrq | None = None
         self._undo: list[tuple[str, Callable[[], None]]] = []
+        self._guards = lock.Guards(address, lock_directory, proc=host.proc)
+        self._later("close guards", self._guards.close)
         self._later("unlock", lock.acquire(address, lock_directory, proc=host.proc).release)
         try:
             self._open(bind, unbind, mode)
@@ -96,7 +99,13 @@ class VfioPciDevice(PciDevice):
 
     def _open(self, bind: bool, unbind: bool, mode: str) -> None:
         self._take_driver(bind, unbind)
-        self._space: IommuSpace = SPACES[mode_of(self.address, self._host) if mode == "auto" else mode](self.address, self._host, self._calls)
+        self._mode = mode_of(self.address, self._host) if mode == "auto" else mode
+        self._get_device()
+        log.info("opened %s by VFIO (%s)", self.address, self._space.kind)
+
+    def _get_device(self) -> None:
+        """Get the function, which vfio-pci has, from VFIO, and make it answer."""
+        self._space: IommuSpace = SPACES[self._mode](self.address, self._host, self._calls)
         self._later("close the device", self._space.close)
         self._later("take memory back", self._take_memory_back)
         try:
@@ -113,7 +122,6 @@ class VfioPciDevice(PciDevice):
         self._later("stop bus mastering", lambda: self.set_bus_master(False))
         self._bars = self._read_bars()
         self._check_decode()
-        log.info("opened %s by VFIO (%s)", self.address, self._space.kind)
 
     def _later(self, what: str, action: Callable[[], None]) -> None:
         """Remember what close() has to put back."""
@@ -152,8 +160,8 @@ class VfioPciDevice(PciDevice):
             raise BusLost(f"{doing} {self.address}", read=f"vendor/device {ids:#010x}")
 
     def _read_bars(self) -> dict[int, Bar]:
-        """Addresses and kinds as the kernel placed the BARs, for those that VFIO offers. Their sizes cannot be changed while vfio-pci has them."""
-        placed = read_resources(self._directory, self._host, with_sizes_offered=False)
+        """Addresses and kinds as the kernel placed the BARs, for those that VFIO offers."""
+        placed = read_resources(self._directory, self._host)
         return {index: bar for index, bar in placed.items() if self._regions[index].size}
 
     def _check_decode(self) -> None:
@@ -210,6 +218,48 @@ class VfioPciDevice(PciDevice):
             return self._calls.map(self._space.device, length, region.offset + start)
         except (OSError, ValueError) as error:
             raise MapFailed(f"mapping {name}", read=str(error), remedy="another process may have the BAR mapped through sysfs: end it") from error
+
+    def resize_bar(self, index: int, size: int) -> None:
+        """Give a resizable BAR this size (bytes): the device is given back for that moment, so windows and interrupts end and its memory must be free.
+
+        Raises ResizeRefused, NotSupported, PermissionMissing; what opening raises when the device cannot be had again: it is closed then.
+        """
+        if not resize.is_due(self.address, index, self._bars.get(index), size, self._directory, self._host):
+            return
+        if self._mappings:
+            raise ResizeRefused(
+                f"BAR{index} of {self.address} stays as it is",
+                read=f"{len(self._mappings)} pieces of memory are mapped for the device",
+                means="VFIO must give the device back while its BARs move",
+                remedy="resize before memory is allocated",
+            )
+        path = self._directory / f"resource{index}_resize"
+        if not self._host.may_use(path):
+            raise PermissionMissing(f"writing {path}", read="not permitted for this user", remedy=f"as root, before vfio-pci is bound: echo {size.bit_length() - 21} > {path}")
+        kept = next(position for position, (what, _) in enumerate(self._undo) if what == "close the device")
+        refusal: TghwError | None = None
+        try:
+            self._stop(kept)
+            binding.unbind(self.address, self._host)
+            try:
+                resize.resize(self.address, index, size, self._directory, self._host)
+            except (ResizeRefused, PermissionMissing) as error:
+                refusal = error
+            self._bind_again()
+            self._get_device()
+        except BaseException:
+            self.close()
+            raise
+        if refusal is not None:
+            raise refusal
+
+    def _bind_again(self) -> None:
+        """Give the function to vfio-pci as it was before, and leave the choice of drivers as it was."""
+        chosen = self._directory / "driver_override"
+        before = self._host.text(chosen)
+        binding.override_driver(self.address, VFIO_PCI, self._host)
+        if before != VFIO_PCI:
+            self._host.write(chosen, "\n")
 
     def alloc_dma(self, size: int, *, contiguous: bool = False) -> DmaMemory:
         """Zeroed host memory mapped for the device, always one piece to it. Without an IOMMU: physical pages.
@@ -305,18 +355,26 @@ class VfioPciDevice(PciDevice):
     def fence(self) -> None:
         memory_fence()
 
+    def guard(self, name: str) -> lock.Guard:
+        """A lock between processes: monitors look at the device beside its owner. Raises DeviceBusy when it is not to be had."""
+        return self._guards[name]
+
     def close(self) -> None:
+        self._stop(0)
+
+    def _stop(self, kept: int) -> None:
+        """End windows and interrupts, and put back what was done since the first `kept` steps."""
         for window in list(self._windows):
             window.revoke()
         self._windows.clear()
         if self._irq is not None:
             self._irq.close()
-        while self._undo:
+        while len(self._undo) > kept:
             self._put_back(*self._undo.pop())
 
     def _put_back(self, what: str, action: Callable[[], None]) -> None:
         """One step of closing; a failure is reported and does not keep the others from being done."""
         try:
             action()
-        except (OSError, BusError, DmaError, BadFree, DriverBound, PermissionMissing) as error:
+        except (OSError, TghwError) as error:
             log.warning("closing %s: %s failed: %s", self.address, what, error)

@@ -30,6 +30,7 @@ from hw.errors import (
     OutOfWindow,
     PermissionMissing,
     ResetFailed,
+    ResizeRefused,
     TghwError,
     UsageError,
     VfioUnavailable,
@@ -285,6 +286,54 @@ def test_mapping_refused_by_the_kernel(bench: Bench, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(bench.kernel, "map", lambda *arguments: (_ for _ in ()).throw(OSError(errno.EINVAL, "Invalid argument")))
         with pytest.raises(MapFailed, match="BAR5"):
             device.map_bar(5)
+
+
+def test_resizing_gives_the_device_back_for_a_moment(any_bench: Bench) -> None:
+    before = any_bench.host.text(any_bench.gpu.directory / "driver_override")
+    with any_bench.open() as device:
+        window, irq = device.map_bar(5), device.irq()
+        assert device.bar(0).resizable_to[-1] == 16 << 30
+        device.resize_bar(0, 16 << 30)
+        assert device.bar(0).size == 16 << 30
+        with pytest.raises(OutOfWindow):
+            window.read32(0)
+        device.map_bar(0, (16 << 30) - 4096).write32(0, 1)
+        assert irq is not None and device.irq() is not irq
+        assert device.alloc_dma(4096).pages
+        with pytest.raises(ResizeRefused, match="stays as it is"):
+            device.resize_bar(0, 256 * MIB)
+        assert device.bar(0).size == 16 << 30
+    assert (any_bench.gpu.driver, any_bench.host.text(any_bench.gpu.directory / "driver_override")) == ("vfio-pci", before)
+    assert any_bench.kernel.open_nodes == 0
+
+
+def test_a_resize_that_is_refused_leaves_a_working_device(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    with bench.open() as device:
+        for size, kind in ((32 << 30, ResizeRefused), (3, ResizeRefused)):
+            with pytest.raises(kind, match="cannot have"):
+                device.resize_bar(0, size)
+        with pytest.raises(NotSupported):
+            device.resize_bar(5, 2 * MIB)
+        bench.host.write_faults["resource0_resize"] = errno.ENOSPC
+        with pytest.raises(ResizeRefused, match="was not made 16GB"):
+            device.resize_bar(0, 16 << 30)
+        device.map_bar(5).write32(0, 1)
+        assert device.bar(0).size == 256 * MIB
+        written = len(bench.host.written)
+        monkeypatch.setattr(bench.host, "may_use", lambda path: not path.name.endswith("_resize"))
+        with pytest.raises(PermissionMissing, match="resource0_resize"):
+            device.resize_bar(0, 16 << 30)
+        assert len(bench.host.written) == written
+        device.map_bar(5).write32(0, 2)
+
+
+def test_a_device_that_cannot_be_had_again_is_closed(bench: Bench) -> None:
+    device = bench.open()
+    bench.host.ignored.add("drivers_probe")
+    with pytest.raises(VfioUnavailable):
+        device.resize_bar(0, 16 << 30)
+    assert bench.kernel.open_nodes == 0
+    lock.acquire(GPU, bench.folder).release()
 
 
 # --- DMA ----------------------------------------------------------------------------------------------------------------
