@@ -39,6 +39,8 @@ NOIOMMU_PREFIX = "noiommu-"
 WHOLE_SPACE: Range = (0, (1 << 64) - 1)
 ROOM_FOR_RANGES = 32
 """ranges of addresses that a first question leaves room for"""
+MOST_RANGES = ROOM_FOR_RANGES * 8**3
+"""more than any IOMMU has; ends asking again and again"""
 
 REMAPPING_MEANS = "this machine's IOMMU does not check interrupts, so that a device could forge them"
 REMAPPING_REMEDY = "where that is acceptable, as root before vfio-pci is loaded: modprobe vfio_iommu_type1 allow_unsafe_interrupts=1"
@@ -263,13 +265,18 @@ class IommufdSpace(IommuSpace):
 
     def _ranges(self) -> tuple[list[Range], int]:
         """(address ranges that all attached devices reach, alignment of mappings)."""
-        room = LAYOUT.ffi.new("struct range[]", ROOM_FOR_RANGES)
         count = ROOM_FOR_RANGES
-        try:
-            found, _ = ask(self._calls, self._iommu, Iommufd.IOAS_IOVA_RANGES, "ioas_ranges", ioas=self._ioas, count=count, pointer=int(LAYOUT.ffi.cast("uintptr_t", room)))
-        except OSError as error:
-            raise self._refused("asking which addresses the IOMMU translates", error.errno or 0) from error
-        return [(room[number].start, room[number].last) for number in range(found.count)], int(found.alignment)
+        while True:
+            room = LAYOUT.ffi.new("struct range[]", count)
+            pointer = int(LAYOUT.ffi.cast("uintptr_t", room))
+            try:
+                found, _ = ask(self._calls, self._iommu, Iommufd.IOAS_IOVA_RANGES, "ioas_ranges", ioas=self._ioas, count=count, pointer=pointer)
+            except OSError as error:
+                if error.errno == errno.EMSGSIZE and count < MOST_RANGES:
+                    count *= 8
+                    continue
+                raise self._refused("asking which addresses the IOMMU translates", error.errno or 0) from error
+            return [(room[number].start, room[number].last) for number in range(found.count)], int(found.alignment)
 
     def _map(self, vaddr: int, iova: int, size: int) -> None:
         flags = IoasMapFlag.FIXED_IOVA | IoasMapFlag.WRITEABLE | IoasMapFlag.READABLE
