@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-
 from mocks.asm24.device import Stall
 from mocks.asm24.scsi import ScsiTarget, Task
-
-log = logging.getLogger(__name__)
 
 OUT, IN = 0x02, 0x81
 CBW, CBW_SIGNATURE, CSW_SIGNATURE = 31, b"USBC", b"USBS"
@@ -53,7 +49,7 @@ class BulkOnly:
 
     def _command(self, raw: bytes) -> None:
         if len(raw) != CBW or raw[:4] != CBW_SIGNATURE or raw[13] & 0xF or not 1 <= raw[14] & 0x1F <= 16:
-            log.info("bulk-only transport: %d bytes that are no command: stalled until it is reset", len(raw))
+            self._target.chip.note_misuse(f"bulk-only transport: {len(raw)} bytes that are no command")
             self.state = BROKEN
             raise Stall
         self._tag = raw[4:8]

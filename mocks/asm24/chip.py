@@ -47,11 +47,13 @@ class Asm24:
         self.link = Link(self.xdata, self.scheduler, profile["link"], machine.faults, bool(entries))
         self.link.changed, self.link.on_reset = self._link_changed, self._slot_reset
         self.tlp = TlpEngine(self.xdata, self.fabric, self.clock, lambda: self.link.engine_runs, self.faults, profile["completion_timeout"])
-        self.tlp.lose_link = self.link.drop
+        self.tlp.lose_link, self.tlp.note_misuse = self.link.drop, self.note_misuse
         self.bulk = BulkEngine(self.xdata, self.sram, self.scheduler, profile, machine.faults, profile["build"] == "newer", lambda: self.usb.wake())
         self.bulk.wire_rate = lambda: self.usb.wire_rate
         self.flash = BridgeFlash(machine, profile)
         self.controller = FlashController(self.xdata, self.flash, self.scheduler, profile["flash"]["stale_first"])
+        self.misuse: list[str] = []
+        """what hosts did that real hardware lets pass with wrong results: drivers' tests look whether it stayed empty"""
         self.console = bytearray()
         """what the firmware wrote to its UART"""
         self.wedged = False
@@ -116,6 +118,11 @@ class Asm24:
         self.host.attach_later(BOOT_TIME, self.usb)
 
     # --- the 8051's time ---
+
+    def note_misuse(self, what: str) -> None:
+        """A host did something that goes wrong without a sign."""
+        self.misuse.append(what)
+        log.info("misuse of the bridge: %s", what)
 
     def busy(self, seconds: float) -> None:
         """The 8051 is occupied for this long."""

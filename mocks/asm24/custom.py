@@ -59,6 +59,8 @@ class CustomFirmware(Firmware):
         self._dwords = 0
         self._mode = SINGLE
         self._address = 0
+        self._reply_due = False
+        """a single request was sent whose reply nobody fetched yet"""
         self._out_armed = False
         """one packet is to land in the buffer at 0x7000"""
         self._fifo: list[bytes] = []
@@ -87,7 +89,8 @@ class CustomFirmware(Firmware):
         self.selected(0)
 
     def selected(self, alternate: int) -> None:
-        self.chip.xdata.memory[0x900B] = 0
+        self.chip.xdata.memory[0x900B] = 0  # switches the bulk engine off, whatever it was armed for
+        self.chip.bulk.reset()
         self.cleared(BULK_IN)
         self.cleared(BULK_OUT)
 
@@ -146,9 +149,11 @@ class CustomFirmware(Firmware):
         self._land(packet)
         count = len(packet) // 4
         if count > self._dwords:
-            log.info("stream write: a packet of %d dwords where %d remain: dropped", count, self._dwords)
+            self.chip.note_misuse(f"stream write: a packet of {count} dwords where {self._dwords} remain is dropped")
             self._cancel_stream()
             return 0.0
+        if len(packet) % 4:
+            self.chip.note_misuse(f"stream write: the last {len(packet) % 4} bytes of a packet of {len(packet)} are lost")
         self.chip.tlp.write_dwords(self._address, packet[: 4 * count])
         self._address = self._address + 4 * count & 0xFFFFFFFFFFFFFFFF
         self._dwords -= count
@@ -212,15 +217,19 @@ class CustomFirmware(Firmware):
         yield
 
     def _tlp_request(self, setup: Setup, data: bytes) -> Control:
+        if self._dwords:
+            self.chip.note_misuse(f"a request while {self._dwords} dwords of a stream had not gone by: the stream is given up")
         self._cancel_stream()
         if len(data) != 12:
             raise Stall
         fmt, be = setup.value & 0xFF, setup.value >> 8
+        self._reply_due = False
         self._mode = setup.index & 3
         self._address = int.from_bytes(data[:8], "little")
         last = int.from_bytes(data[8:], "little")
         if self._mode == SINGLE:
             self._single(fmt, be, data)
+            self._reply_due = not tlp.is_posted(fmt)
         elif self._mode == STREAM_WRITE and fmt == tlp.MWR64:
             self._dwords = last
             if 4 * last >= self._lockup:
@@ -251,6 +260,9 @@ class CustomFirmware(Firmware):
         write(tlp.TRIGGER, tlp.TRIGGER_VALUE)
 
     def _tlp_reply(self, setup: Setup, data: bytes) -> Control:
+        if not self._reply_due:
+            self.chip.note_misuse("a reply was fetched that no request is waiting for: it shows the registers' last values")
+        self._reply_due = False
         wait = min(self.chip.tlp.pending, POLL_TIME)
         if wait:
             yield wait

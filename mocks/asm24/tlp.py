@@ -61,6 +61,7 @@ class TlpEngine:
         """requests that left so far"""
         self.lose_link: Callable[[], None] = lambda: None
         """the link drops, as a fault plans"""
+        self.note_misuse: Callable[[str], None] = lambda _: None
         xdata.hook("TLP_TRIGGER", lambda _: 0, self._trigger)
         xdata.hook("TLP_STATUS", lambda _: self.status, self._write_status)
         self.reset()
@@ -121,6 +122,10 @@ class TlpEngine:
         if self._faults.hits("link-down-at", self.sent):
             self.lose_link()
         fault = self._faults.next_completion(self.sent)
+        if be >> 4:
+            self.note_misuse(f"byte enables {be:#04x}: a request of one dword has none for a last dword; an access across a dword loses bytes")
+        if address & 3:
+            self.note_misuse(f"request to unaligned address {address:#x}: malformed")
         if not self._running():
             self._due = float("inf")
             return
@@ -146,7 +151,6 @@ class TlpEngine:
 
     def _answer(self, fmt: int, be: int, address: int, data: int) -> Completion | None:
         if address & 3:
-            log.warning("TLP to unaligned address %#x: malformed, nobody completes it", address)
             return None
         if fmt in (MRD32, MRD64):
             return self._fabric.read(address, be & 0xF)

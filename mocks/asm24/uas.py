@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 
 from mocks.asm24.scsi import ScsiTarget, Task
-
-log = logging.getLogger(__name__)
 
 COMMAND_PIPE, STATUS_PIPE, IN_PIPE, OUT_PIPE = 0x04, 0x83, 0x81, 0x02
 COMMAND_UNIT, SENSE_UNIT, RESPONSE_UNIT, TASK_UNIT, READ_READY, WRITE_READY = 1, 3, 4, 5, 6, 7
@@ -63,9 +60,10 @@ class Uas:
         if kind == TASK_UNIT and len(unit) >= TASK_SIZE:
             self._manage(unit, tag)
         elif kind != COMMAND_UNIT or len(unit) < COMMAND_SIZE or not 1 <= tag <= TAGS:
-            log.info("UAS: %d bytes that are no command unit: %s", len(unit), unit[:4].hex())
+            self._target.chip.note_misuse(f"UAS: {len(unit)} bytes that are no command unit: {unit[:4].hex()}")
             self._respond(tag, INVALID_UNIT)
         elif tag in self._in_use:
+            self._target.chip.note_misuse(f"UAS: tag {tag} is in use")
             self._respond(tag, OVERLAPPED_TAG)
         else:
             self._in_use.add(tag)

@@ -145,6 +145,22 @@ def test_posted_write_to_nowhere_is_lost_without_a_sign() -> None:
     assert bench.bridge.fabric.lost_writes == [0x9000_0000]
 
 
+def test_what_goes_wrong_without_a_sign_is_noted() -> None:
+    bench = brought_up()
+    assert bench.bridge.misuse == []
+    bench.reply()
+    bench.stream_write(PREFETCHABLE, bytes(16), count=3)
+    bench.request(0x60, PREFETCHABLE, value=2, mode=1)
+    bench.request(0x20, PREFETCHABLE, be=0x18)
+    bench.reply()
+    assert [each.split(":")[0] for each in bench.bridge.misuse] == [
+        "a reply was fetched that no request is waiting for",
+        "stream write",
+        "a request while 2 dwords of a stream had not gone by",
+        "byte enables 0x18",
+    ]
+
+
 def test_request_of_another_length_is_stalled() -> None:
     bench = Bench()
     assert fails(bench.device.ctrl_transfer, 0x40, 0xF0, 0x0F20, 0, bytes(8)) == PIPE
@@ -340,6 +356,23 @@ def test_arming_over_an_unfinished_transfer() -> None:
     older.device.clear_halt(0x02)
     older.arm(1)
     assert older.device.write(0x02, b"\1" * 512) == 512
+
+
+@pytest.mark.parametrize("what", ["set interface", "set configuration", "port reset", "clear halt"])
+def test_what_ends_an_armed_bulk_transfer(what: str) -> None:
+    """The MSC engine is switched off by a new configuration or setting; clearing a halt leaves it armed."""
+    bench = Bench()
+    bench.arm(4)
+    bench.device.write(0x02, bytes(512))
+    if what == "set interface":
+        bench.device.set_interface_altsetting(0, 0)
+    elif what == "set configuration":
+        bench.bridge.host.set_configuration(bench.bridge.host.node, 1)  # type: ignore[arg-type]
+    elif what == "port reset":
+        bench.backend.reset_device(bench.handle)
+    else:
+        bench.device.clear_halt(0x02)
+    assert bench.bridge.bulk.left == (3 * 512 if what == "clear halt" else 0)
 
 
 @pytest.mark.parametrize(("sectors", "slot", "slots"), [(1, 32, 1), (1, 31, 2)])
