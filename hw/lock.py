@@ -222,6 +222,25 @@ class Guard:
         return True
 
 
+class Guards:
+    """The guards of one device, by name, made on first use."""
+
+    def __init__(self, address: str, directory: Path | None = None, *, proc: Path = PROC) -> None:
+        self._address = address
+        self._directory = directory
+        self._proc = proc
+        self._made: dict[str, Guard] = {}
+
+    def __getitem__(self, name: str) -> Guard:
+        if name not in self._made:
+            self._made[name] = Guard(self._address, name, self._directory, proc=self._proc)
+        return self._made[name]
+
+    def close(self) -> None:
+        for guard in self._made.values():
+            guard.close()
+
+
 def holders(directory: Path | None = None, *, proc: Path = PROC) -> list[LockState]:
     """Every device that was ever locked in this directory, by address, with its present holder. Takes no lock."""
     states = []

@@ -36,6 +36,8 @@ LOOKS_TO_BE_SURE = 3
 ROUNDS = 8
 """how often to look for further holders: children that inherited a lock show up when their parent is gone"""
 INIT = 1
+UNSEEN = 0
+"""pid of a holder that this process cannot see: another container's, or hidden from this user"""
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,8 @@ class Hold:
         return {"pid": self.holder.pid, "command": self.holder.command, "started": self.holder.started, "uid": self.user, "kind": self.kind, "path": self.path}
 
 
-OpenFiles = Mapping[int, list[tuple[str, str]]]
-"""pid -> (descriptor, what it leads to) of its open files"""
+OpenFiles = Mapping[int, "list[tuple[str, str]] | None"]
+"""pid -> (descriptor, what it leads to) of its open files; None where this user may not see them"""
 
 
 def open_files(host: HostFiles = HOST) -> OpenFiles:
@@ -63,7 +65,7 @@ def open_files(host: HostFiles = HOST) -> OpenFiles:
 
 
 def lock_holds(path: Path, host: HostFiles = HOST, opened: OpenFiles | None = None) -> list[Hold]:
-    """Every process that holds the lock on this file, by pid; pid 0 stands for one of another container. Takes no lock."""
+    """Every process that holds the lock on this file, by pid; pid 0 stands for one that cannot be seen. Takes no lock."""
     try:
         status = os.stat(path, follow_symlinks=False)
     except OSError:
@@ -71,11 +73,18 @@ def lock_holds(path: Path, host: HostFiles = HOST, opened: OpenFiles | None = No
     if not stat.S_ISREG(status.st_mode):
         return []
     name = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    pids = {pid for pid in _lockers(name, host) if pid <= 0 or (host.proc / str(pid)).is_dir()}
+    files = open_files(host) if opened is None else opened
     names = {str(path), os.path.realpath(path)}
-    for pid, files in (open_files(host) if opened is None else opened).items():
-        if pid not in pids and any(target in names and _carries(host.proc / str(pid), descriptor, name) for descriptor, target in files):
-            pids.add(pid)
+
+    def carries(pid: int) -> bool:
+        return any(target in names and _carries(host.proc / str(pid), descriptor, name) for descriptor, target in files.get(pid) or ())
+
+    pids = {pid for pid in files if carries(pid)}
+    lockers = set(_lockers(name, host))
+    # The list names who took the lock, who may be gone: somebody else with that pid does not carry it.
+    pids |= {pid for pid in lockers if pid <= 0 or (pid in files and files[pid] is None)}
+    if lockers and not pids:
+        pids = {UNSEEN}
     return [Hold(_describe(pid, host), "lock", str(path), _user(pid, host)) for pid in sorted(pids)]
 
 
@@ -85,8 +94,8 @@ def node_holds(nodes: Iterable[str], host: HostFiles = HOST, opened: OpenFiles |
     if not wanted:
         return []
     found = []
-    for pid, files in sorted((open_files(host) if opened is None else opened).items()):
-        nodes_open = {target for _, target in files if target in wanted}
+    for pid, files in sorted((open_files(host) if opened is None else opened).items(), key=lambda item: item[0]):
+        nodes_open = {target for _, target in files or () if target in wanted}
         found += [Hold(_describe(pid, host), "node", node, _user(pid, host)) for node in sorted(nodes_open)]
     return found
 
@@ -116,14 +125,20 @@ def _carries(process: Path, descriptor: str, name: str) -> bool:
     return re.search(rf"^lock:.*\bFLOCK\b.* {re.escape(name)} ", text, re.MULTILINE) is not None
 
 
-def _descriptors(process: Path) -> list[tuple[str, str]]:
-    """(number, what it leads to) of a process's open files, as far as this user may see."""
+def _descriptors(process: Path) -> list[tuple[str, str]] | None:
+    """(number, what it leads to) of a process's open files; None when it is another user's."""
     found = []
     try:
-        for entry in (process / "fd").iterdir():
-            found.append((entry.name, os.readlink(entry)))
+        entries = list((process / "fd").iterdir())
+    except PermissionError:
+        return None
     except OSError:
-        pass  # gone meanwhile, or another user's
+        return []  # gone meanwhile
+    for entry in entries:
+        try:
+            found.append((entry.name, os.readlink(entry)))
+        except OSError:
+            continue  # closed meanwhile
     return found
 
 
@@ -145,7 +160,7 @@ OUTCOMES: Mapping[str, str] = {
     "terminated": "ended by itself when asked to (SIGTERM)",
     "killed": "did not end when asked, was ended (SIGKILL)",
     "let go": "no longer holds a device; it was left alone",
-    "protected": "is this process, one that started it, the system's first, or in another container",
+    "protected": "is this process, one that started it, the system's first, or cannot be seen from here",
     "not permitted": "belongs to another user",
     "stays": "does not end: it waits inside the kernel, usually for a device",
 }
@@ -170,7 +185,7 @@ def end_holders(find: Callable[[], list[Holder]], *, grace: float = GRACE, host:
     """
     if not hasattr(os, "pidfd_open"):
         raise NotSupported("ending processes on this system", means="it has no process descriptors, without which a signal may reach the wrong process")
-    protected = {0, INIT, *_ancestry(os.getpid(), host)}
+    protected = {UNSEEN, INIT, *_ancestry(os.getpid(), host)}
     results: dict[Identity, Ended] = {}
     for _ in range(ROUNDS):
         waiting = {_identity(holder): holder for holder in find() if _identity(holder) not in results}.values()
@@ -179,7 +194,7 @@ def end_holders(find: Callable[[], list[Holder]], *, grace: float = GRACE, host:
         for holder in waiting:
             if holder.pid in protected:
                 results[_identity(holder)] = Ended(holder, "protected")
-        targets = [_Target(holder) for holder in waiting if holder.pid not in protected]
+        targets = [_Target(holder, host) for holder in waiting if holder.pid not in protected]
         try:
             _end(targets, find, grace, host, clock)
         finally:
@@ -204,7 +219,7 @@ def _identities(find: Callable[[], list[Holder]]) -> set[Identity]:
 class _Target:
     """A process to be ended, held by a descriptor, which cannot come to mean another process."""
 
-    def __init__(self, holder: Holder) -> None:
+    def __init__(self, holder: Holder, host: HostFiles) -> None:
         self.holder = holder
         self.outcome = ""
         self.missed = 0
@@ -214,6 +229,10 @@ class _Target:
         except ProcessLookupError:
             self.descriptor = -1
             self.outcome = "let go"
+            return
+        now = describe_process(holder.pid, host.proc)
+        if now is not None and holder.started and now.started != holder.started:
+            self.outcome = "let go"  # the holder is gone and another process has its pid
 
     @property
     def running(self) -> bool:

@@ -209,7 +209,7 @@ class PciDevice(ABC):
         """A lock to hold while accesses belong together: "smu", a message to the power controller and its answer; "index", an index register
         and its data register. Where another process can look at the device beside its owner, the lock is one between processes.
         """
-        guards: dict[str, AbstractContextManager[Any]] = self.__dict__.setdefault("_guards", {})
+        guards: dict[str, AbstractContextManager[Any]] = self.__dict__.setdefault("_thread_locks", {})
         return guards.setdefault(name, threading.RLock())
 
     def set_bus_master(self, on: bool) -> None:

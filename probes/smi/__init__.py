@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.live import Live
 
-from bridges.open import Found, choose, find
+from bridges.open import ON_THE_BUS, Found, choose, find
 from hw.errors import EXIT_DONE, EXIT_FAILED, NothingFound, NotSupported, UsageError
 from hw.host import HOST
 from hw.pci.functions import AWAKE
@@ -134,7 +134,7 @@ class _Monitor:
         read_all(readers, take)
 
     def _power_state(self, found: Found) -> str | None:
-        if found.transport != "pci":
+        if found.transport not in ON_THE_BUS:
             return found.details.get("power_state") or None
         return HOST.text(HOST.pci / found.address / "power_state") or None
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from bridges.open import Found, Selection, firmware_of, profile_of
+from bridges.open import ON_THE_BUS, Found, Selection, firmware_of, profile_of
 from drivers.amd.chips import VENDOR_AMD
 from drivers.amd.device import AmdDevice
 from hw import lock, modules
@@ -53,7 +53,7 @@ class Held:
 def holds_of(found: Found, host: HostFiles, opened: OpenFiles, *, shared_nodes: bool = True) -> list[Hold]:
     """Who holds a device: by our lock, or by the vendor's device nodes."""
     holds = lock_holds(lock.lock_path(found.lock_name, found.lock_directory), host, opened) if found.lock_name else []
-    if found.transport == "pci":
+    if found.transport in ON_THE_BUS:
         holds += node_holds(nodes_of(found.address, found.details.get("driver") or "", host, shared=shared_nodes), host, opened)
     return holds
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import IO, Any, Protocol
 
-from bridges.open import Found, Selection, firmware_of, profile_of
+from bridges.open import ON_THE_BUS, Found, Selection, firmware_of, profile_of
 from drivers.amd.device import AmdDevice
 from drivers.amd.monitor import attach, check_booted, is_virtual_function
 from drivers.amd.telemetry import Telemetry
@@ -71,7 +71,7 @@ def reader_for(found: Found, selection: Selection, host: HostFiles = HOST) -> Re
     """The right reader for a device that is awake."""
     if profile_of(selection) is not None:
         return OpenReader(found, lambda device: _boot(device, selection))
-    if found.transport == "pci":
+    if found.transport in ON_THE_BUS:
         return WorkerReader(found.address, host)
     return OpenReader(found)
 

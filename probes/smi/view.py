@@ -16,14 +16,14 @@ from probes.smi.model import Row
 
 HOT, WARM = 87, 80
 """degrees C from which a temperature is red, yellow"""
-BAR = 24
-SMALL_BAR = 8
+BAR = 16
+SMALL_BAR = 6
 FULL, PARTS = "█", " ▏▎▍▌▋▊▉"
 TWO_ABREAST = 180
 """columns from which two panels fit beside each other"""
 WIDEST = 120
 """columns of a panel that has room"""
-TWO_GROUPS, THREE_GROUPS = 84, 116
+TWO_GROUPS, THREE_GROUPS = 84, 117
 """columns of a panel from which two, three groups of figures fit beside each other"""
 PANELS = 4
 """more GPUs than this are shown a line each"""
