@@ -21,15 +21,14 @@ if TYPE_CHECKING:
     from hw.pci.device import PciDevice
 
 PROFILE = "navi31"
-WARM_KERNELS = 20
 
 
 def register(app: typer.Typer) -> None:
     app.command("bench")(bench)
 
 
-def bench(what: Annotated[str, typer.Argument(help="mmio, boot, launch, copy, emulate, pagetables, flash or all")] = "all") -> None:
-    """Measure: register access, boot, kernel launch, copies, the simulated GPU's speed, page tables."""
+def bench(what: Annotated[str, typer.Argument(help="mmio, boot, launch, copy, emulate, memory, compile, process, flash or all")] = "all") -> None:
+    """Measure: register access, boot, launches, copies, the simulated GPU's speed, page tables, the compiler, whole processes."""
     chosen = list(BENCHES) if what == "all" else [what]
     if any(name not in BENCHES for name in chosen):
         raise UsageError(f"there is no benchmark {what}", remedy=f"one of {', '.join(BENCHES)} or all")
@@ -226,10 +225,23 @@ def _emulate(selection: Selection) -> dict[str, Any]:
     return emulate_bench()
 
 
-def _pagetables(selection: Selection) -> dict[str, Any]:
+def _memory(selection: Selection) -> dict[str, Any]:
     from drivers.amd.bench import pagetable_bench
+    from hw.bench import alloc_bench
 
-    return pagetable_bench()
+    return {"page_tables": pagetable_bench(), "allocator": alloc_bench()}
+
+
+def _compile(selection: Selection) -> dict[str, Any]:
+    from compute.bench import compile_bench
+
+    return dict(compile_bench())
+
+
+def _process(selection: Selection) -> dict[str, Any]:
+    from probes.bench_process import process_bench
+
+    return process_bench()
 
 
 def _flash(selection: Selection) -> dict[str, Any]:
@@ -244,6 +256,8 @@ BENCHES: dict[str, Callable[[Selection], dict[str, Any]]] = {
     "launch": _launch,
     "copy": _copy,
     "emulate": _emulate,
-    "pagetables": _pagetables,
+    "memory": _memory,
+    "compile": _compile,
+    "process": _process,
     "flash": _flash,
 }
