@@ -36,6 +36,7 @@ faults: $(STAMP)
 
 screenshots: $(STAMP)
 	$(BIN)/python -m probes.screenshots docs
+	$(BIN)/python -m tests.screenshots docs
 
 bench: $(STAMP)
 	$(BIN)/tghw bench all

@@ -91,7 +91,7 @@ def test_pagemap_file_is_read_at_the_pages_own_place(tmp_path: Path) -> None:
         with path.open("r+b") as file:
             file.seek(window.address // mmap.PAGESIZE * 8)
             file.write(struct.pack("<Q", PRESENT | 0xABCDE))
-        assert PagemapMemory(host)._read_pagemap(window.address, 1) == [PRESENT | 0xABCDE]
+        assert PagemapMemory(host).read_pagemap(window.address, 1) == [PRESENT | 0xABCDE]
         del window
 
 
@@ -130,7 +130,7 @@ def test_memlock_limit_is_named(tmp_path: Path) -> None:
 
 def test_this_machines_pagemap_gives_real_frames(tmp_path: Path) -> None:
     real = HostFiles()
-    allocator = PagemapMemory(host_with(tmp_path), pagemap=PagemapMemory(real)._read_pagemap)
+    allocator = PagemapMemory(host_with(tmp_path), pagemap=PagemapMemory(real).read_pagemap)
     try:
         memory = allocator.alloc(16 * 4096)
     except PagemapHidden:
