@@ -88,8 +88,6 @@ class VfioPciDevice(PciDevice):
         self._undo: list[tuple[str, Callable[[], None]]] = []
         self._guards = lock.Guards(address, lock_directory, proc=host.proc)
         self._later("close guards", self._guards.close)
-        self._guards = lock.Guards(address, lock_directory, proc=host.proc)
-        self._later("close guards", self._guards.close)
         self._later("unlock", lock.acquire(address, lock_directory, proc=host.proc).release)
         try:
             self._open(bind, unbind, mode)
@@ -356,10 +354,6 @@ class VfioPciDevice(PciDevice):
 
     def fence(self) -> None:
         memory_fence()
-
-    def guard(self, name: str) -> lock.Guard:
-        """A lock between processes: monitors look at the device beside its owner. Raises DeviceBusy when it is not to be had."""
-        return self._guards[name]
 
     def guard(self, name: str) -> lock.Guard:
         """A lock between processes: monitors look at the device beside its owner. Raises DeviceBusy when it is not to be had."""
