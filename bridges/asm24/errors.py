@@ -194,6 +194,15 @@ class FlashCommandFailed(FlashError):
     default_means = "the firmware of the bridge refused a step of the update"
 
 
+class DfuIncompatible(FlashError):
+    """The boot stub does not take this image. Nothing was changed."""
+
+    code = "bridge-dfu"
+    exit_status = EXIT_REFUSED
+    default_means = "drafts of the boot stub and of its images exist that do not fit each other"
+    default_remedy = "build the application for the boot stub that is on the board"
+
+
 class ImageInvalid(UsageError):
     """A file that is no firmware for this bridge. Nothing was changed."""
 
