@@ -38,9 +38,9 @@ def options() -> None:
 
 def _register() -> None:
     """Attach the commands; each module defines one."""
-    from probes import bench, boot, demo, disasm, doctor, explain, flash, mock, probe, regs, run, smi
+    from probes import bench, boot, bridge, demo, disasm, doctor, explain, flash, mock, probe, regs, run, smi
 
-    for module in (probe, doctor, boot, run, smi, regs, flash, disasm, mock, bench, demo, explain):
+    for module in (probe, doctor, boot, run, smi, regs, flash, bridge, disasm, mock, bench, demo, explain):
         module.register(app)
 
 
