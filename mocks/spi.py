@@ -73,8 +73,6 @@ class ChipModel:
     program_time: float = 0.6e-3
     erase_times: dict[int, float] = field(default_factory=lambda: {0x1000: 0.05, 0x8000: 0.12, 0x10000: 0.15})
     status_time: float = 5e-3
-    rotated: int = 0
-    """bytes by which the first capture of the id is rotated, as some boards show it"""
 
     @classmethod
     def from_profile(cls, entry: dict[str, Any]) -> ChipModel:

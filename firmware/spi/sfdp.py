@@ -52,7 +52,7 @@ def chip_from(found: Sfdp, jedec: bytes) -> Chip | None:
     density = dwords[1]
     bits = 1 << (density & 0x7FFFFFFF) if density & 0x80000000 and density & 0x7FFFFFFF < 40 else density + 1
     size = bits // 8
-    if size < 0x1000 or size > LARGEST_24BIT or size & size - 1:
+    if bits % 8 or size < 0x1000 or size > LARGEST_24BIT or size & size - 1:
         return None
     erases = {}
     times = {}

@@ -230,7 +230,7 @@ class PspMailbox(Block):
         good = True
         for place, data in self._destinations(item, content):
             good = good and (yield from self._write(place, data))
-        last = self._position == len(self.numbers["order"]) - 1
+        last = self._position == len(self.numbers["order"]) - 1 and not self.faults.active("mailbox-endless")
         if good and last:
             good = yield from self._finish()
         if good:

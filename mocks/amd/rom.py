@@ -169,7 +169,8 @@ class Rom(Block):
             if sent[0] == 0x9F:
                 turn = self.numbers.get("id_rotation", 0) % max(len(captured), 1)
                 captured = captured[-turn:] + captured[:-turn] if turn else captured
-            self._to_show, self._capture = self._capture, captured
+            self._to_show = self._capture if self.numbers["late_capture"] else captured
+            self._capture = captured
 
     def _set_up(self) -> bool:
         control = self.reg("SMUIO", "ROM_CNTL")
