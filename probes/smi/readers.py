@@ -31,6 +31,8 @@ from probes.smi.model import Sample
 
 DEADLINE = 1.0
 """s that one device gets for one sample"""
+MARGIN = 0.4
+"""s on top for the answer to arrive: a device that does not answer its driver is told apart from one that answers nobody"""
 START_WITHIN = 10.0
 """s for a worker process to start, before it touches anything"""
 
@@ -245,7 +247,7 @@ class WorkerReader:
 
     @property
     def deadline(self) -> float:
-        return self._asked + (self._within if self._ready else START_WITHIN)
+        return self._asked + (self._within + MARGIN if self._ready else START_WITHIN)
 
     def stream(self) -> IO[bytes] | None:
         return self._from
