@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hw.errors import NotModelled
 from mocks.asm24 import descriptors, flash, images
 from mocks.asm24.custom import DFU_COOKIE, DFU_COOKIE_AT, STATUS_TIME, CustomFirmware
-from mocks.asm24.device import Control, Firmware, Setup, Stall
+from mocks.asm24.device import Answer, Control, Firmware, Setup, Stall
 from mocks.asm24.stock import RomLoader, StockFirmware
 from mocks.spi import WIP
 
@@ -74,14 +74,14 @@ class BootStub(Firmware):
     def descriptors(self, speed: int) -> descriptors.Descriptors:
         return descriptors.boot_stub(self.chip.profile["usb"]["vendor"], PRODUCT_ID)
 
-    def vendor(self, setup: Setup, data: bytes) -> Control:
+    def vendor(self, setup: Setup, data: bytes) -> Answer:
         match setup.request, setup.is_in:
             case (Request.ERASE, False) if len(data) == 8:
-                return (yield from self._erase(int.from_bytes(data[:4], "little"), int.from_bytes(data[4:], "little")))
+                return self._erase(int.from_bytes(data[:4], "little"), int.from_bytes(data[4:], "little"))
             case (Request.SET_ADDRESS, False) if not data:
                 self._cursor = (setup.index & 0xFF) << 16 | setup.value
             case (Request.WRITE, False) if 1 <= len(data) <= LARGEST:
-                return (yield from self._write(data))
+                return self._write(data)
             case (Request.READ, True) if 1 <= setup.length <= LARGEST:
                 self._check(self._cursor, setup.length)
                 found = self.chip.flash.read(self._cursor, setup.length)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mocks.asm24 import descriptors, images
+from mocks.asm24.bootstub import firmware_for
 from mocks.asm24.bulk import BulkEngine
 from mocks.asm24.device import Firmware, Setup, UsbDevice
 from mocks.asm24.fabric import Fabric
@@ -81,14 +82,9 @@ class Asm24:
         self.wedged = self.in_request = False
         self._cpu_until = self.clock.now()
         self.bulk.reset()
-        firmware = self._firmware()
+        firmware = firmware_for(self)
         self.usb = UsbDevice(self, firmware, self._speed(firmware))
         firmware.boot()
-
-    def _firmware(self) -> Firmware:
-        from mocks.asm24.bootstub import firmware_for
-
-        return firmware_for(self)
 
     def _speed(self, firmware: Firmware) -> int:
         return min(SPEEDS[self.profile["usb"]["speed"]], firmware.fastest)

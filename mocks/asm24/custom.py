@@ -8,12 +8,13 @@ returns from 0xF3 at once, re-initialises the bulk engine, has CPU reset and DFU
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hw.errors import NotModelled
 from mocks.asm24 import descriptors, link, tlp
 from mocks.asm24.bulk import TO_SRAM
-from mocks.asm24.device import Control, Firmware, Setup, Stall
+from mocks.asm24.device import Answer, Control, Firmware, Setup, Stall
 
 if TYPE_CHECKING:
     from mocks.asm24.chip import Asm24
@@ -187,8 +188,8 @@ class CustomFirmware(Firmware):
 
     # --- vendor requests ---
 
-    def vendor(self, setup: Setup, data: bytes) -> Control:
-        known = {
+    def vendor(self, setup: Setup, data: bytes) -> Answer:
+        known: dict[tuple[int, bool], Callable[[Setup, bytes], Answer]] = {
             (XDATA_READ, True): self._xdata_read,
             (XDATA_WRITE, False): self._xdata_write,
             (TLP, False): self._tlp_request,
@@ -203,20 +204,18 @@ class CustomFirmware(Firmware):
         if handler is None:
             if not setup.is_in:
                 self.chip.xdata.load(0x9E00, data[:SS_XDATA])
-            return (yield from self.unknown(setup))
-        return (yield from handler(setup, data))
+            return self.unknown(setup)
+        return handler(setup, data)
 
-    def _xdata_read(self, setup: Setup, data: bytes) -> Control:
+    def _xdata_read(self, setup: Setup, data: bytes) -> bytes:
         most = HS_XDATA if self.chip.usb.speed == descriptors.HIGH else SS_XDATA
         return self.chip.xdata.read_block(setup.value, min(setup.length, most), setup.index >> 8)
-        yield
 
-    def _xdata_write(self, setup: Setup, data: bytes) -> Control:
+    def _xdata_write(self, setup: Setup, data: bytes) -> bytes:
         self.chip.xdata.write(setup.value, setup.index & 0xFF, setup.index >> 8)
         return b""
-        yield
 
-    def _tlp_request(self, setup: Setup, data: bytes) -> Control:
+    def _tlp_request(self, setup: Setup, data: bytes) -> bytes:
         if self._dwords:
             self.chip.note_misuse(f"a request while {self._dwords} dwords of a stream had not gone by: the stream is given up")
         self._cancel_stream()
@@ -242,7 +241,6 @@ class CustomFirmware(Firmware):
             raise NotModelled(f"request 0xf0 with mode {self._mode} and fmt/type {fmt:#04x}")
         self.chip.usb.wake()
         return b""
-        yield
 
     def _single(self, fmt: int, be: int, data: bytes) -> None:
         write = self.chip.xdata.write
@@ -277,7 +275,7 @@ class CustomFirmware(Firmware):
         value = xdata.read_block(tlp.DATA, 4)[::-1] if carried & 1 else bytes(4)
         return (value + xdata.read_block(tlp.CPL_STATUS, 2) + bytes([carried, RESULT_DONE]))[: setup.length]
 
-    def _sram_arm(self, setup: Setup, data: bytes) -> Control:
+    def _sram_arm(self, setup: Setup, data: bytes) -> bytes:
         sectors, slot, count = setup.value & 0x7FFF, setup.index & 0xFF, setup.index >> 8 or 1
         write = self.chip.xdata.write
         write(0xC42A, 0x00)
@@ -290,7 +288,6 @@ class CustomFirmware(Firmware):
         write(0xC412, 0x02 if setup.value & 0x8000 else 0x03)
         write(0xC429, slot)
         return b""
-        yield
 
     def _pcie_power(self, setup: Setup, data: bytes) -> Control:
         self._power_registers(bool(setup.value & 1))
@@ -318,13 +315,11 @@ class CustomFirmware(Firmware):
         for address, value in steps:
             xdata.write(address, value)
 
-    def _reset(self, setup: Setup, data: bytes) -> Control:
+    def _reset(self, setup: Setup, data: bytes) -> bytes:
         self.chip.scheduler.call_later(STATUS_TIME, self.chip.cpu_reset)
         return b""
-        yield
 
-    def _enter_dfu(self, setup: Setup, data: bytes) -> Control:
+    def _enter_dfu(self, setup: Setup, data: bytes) -> bytes:
         self.chip.xdata.load(DFU_COOKIE_AT, DFU_COOKIE)
         self.chip.scheduler.call_later(STATUS_TIME, self.chip.cpu_reset)
         return b""
-        yield

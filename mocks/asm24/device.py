@@ -48,6 +48,8 @@ class Standard(IntEnum):
 
 Control = Generator[float, None, bytes]
 """A control request at work: yields the time it takes (s), returns the data stage of an IN request."""
+Answer = bytes | Control
+"""what a request's handler gives: the data stage at once (b"" for none), or the work that leads to it"""
 
 
 class Stall(Exception):
@@ -96,11 +98,11 @@ class Firmware:
 
     # --- what a firmware adds ---
 
-    def vendor(self, setup: Setup, data: bytes) -> Control:
+    def vendor(self, setup: Setup, data: bytes) -> Answer:
         """A vendor request."""
         return self.unknown(setup)
 
-    def class_request(self, setup: Setup, data: bytes) -> Control:
+    def class_request(self, setup: Setup, data: bytes) -> Answer:
         """A class request."""
         return self.unknown(setup)
 
@@ -127,14 +129,13 @@ class Firmware:
     def driver_left(self) -> None:
         """A driver that used the interface let go of it, in the middle of whatever it did."""
 
-    def unknown(self, setup: Setup) -> Control:
+    def unknown(self, setup: Setup) -> bytes:
         """A request this firmware does not have."""
         if self.stalls_unknown:
             raise Stall
         if setup.length:
             raise NoAnswer
         return b""
-        yield  # pragma: no cover
 
 
 class UsbDevice:
@@ -206,22 +207,18 @@ class UsbDevice:
     def control(self, setup: Setup, data: bytes) -> Control:
         """One control request. Raises Stall, NoAnswer."""
         kind = setup.kind & KIND_MASK
-        if kind == VENDOR:
-            return (yield from self.firmware.vendor(setup, data))
-        if kind == CLASS:
-            return (yield from self.firmware.class_request(setup, data))
-        if kind != STANDARD:
+        handlers = {VENDOR: self.firmware.vendor, CLASS: self.firmware.class_request, STANDARD: self._standard}
+        if kind not in handlers:
             raise Stall
-        return (yield from self._standard(setup, data))
+        answer = handlers[kind](setup, data)
+        return answer if isinstance(answer, bytes) else (yield from answer)
 
-    def _standard(self, setup: Setup, data: bytes) -> Control:
+    def _standard(self, setup: Setup, data: bytes) -> Answer:
         recipient = setup.kind & 0x1F
         match setup.request:
             case Standard.GET_DESCRIPTOR if setup.is_in:
                 found = self.descriptors.get(setup.value >> 8, setup.value & 0xFF)
-                if found is None:
-                    return (yield from self.firmware.unknown(setup))
-                return found[: setup.length]
+                return found[: setup.length] if found is not None else self.firmware.unknown(setup)
             case Standard.GET_STATUS if setup.is_in:
                 return self._status(recipient, setup.index)[: setup.length]
             case Standard.GET_CONFIGURATION if setup.is_in:
@@ -239,7 +236,7 @@ class UsbDevice:
             case Standard.SET_ADDRESS | Standard.SET_SEL | Standard.SET_ISOCH_DELAY:
                 pass
             case _:
-                return (yield from self.firmware.unknown(setup))
+                return self.firmware.unknown(setup)
         return b""
 
     def set_configuration(self, value: int) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hw.errors import NotModelled
 from mocks.asm24 import sram
 from mocks.pci import BarModel, BarSlot, MockFunction
 from mocks.pci_config import BRIDGE_BUSES, BRIDGE_MEMORY, BRIDGE_PREFETCHABLE, COMMAND, COMMAND_MEMORY, D0, ConfigModel, build_bridge, build_config
@@ -316,8 +317,6 @@ class Fabric:
 
 def _model(found: Decoder) -> BarModel:
     if found.slot.model is None:
-        from hw.errors import NotModelled
-
         raise NotModelled(f"access to BAR{found.slot.index} of {found.function.address}", read="nothing is behind it")
     return found.slot.model
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mocks.asm24 import descriptors, images, link
 from mocks.asm24.bot import BulkOnly
-from mocks.asm24.device import Control, Firmware, Setup
+from mocks.asm24.device import Answer, Firmware, Setup
 from mocks.asm24.scsi import ScsiTarget
 from mocks.asm24.uas import Uas
 
@@ -67,13 +67,13 @@ class StockFirmware(Firmware):
         self._bot.reset()
         self._uas = None
 
-    def class_request(self, setup: Setup, data: bytes) -> Control:
+    def class_request(self, setup: Setup, data: bytes) -> Answer:
         if setup.request == RESET_TRANSPORT and not setup.is_in:
             self._bot.reset()
             return b""
         if setup.request == MAX_LUN and setup.is_in:
             return b"\0"[: setup.length]
-        return (yield from self.unknown(setup))
+        return self.unknown(setup)
 
     # --- bulk data ---
 
