@@ -446,9 +446,15 @@ def open_amd(selection: Selection, transport: str = "auto") -> AmdDevice:
         raise
 
 
+def selection_of(target: Target) -> Selection:
+    """A DEV string alone as a selection: where lasting state and firmware are comes from the environment (TGHW_STATE, TGHW_FIRMWARE)."""
+    state, firmware = os.environ.get("TGHW_STATE"), os.environ.get("TGHW_FIRMWARE")
+    return Selection(target=target, state=Path(state) if state else None, firmware=Path(firmware) if firmware else None)
+
+
 def open_gpu(target: Target | Selection) -> AmdGpu:
     """Open and boot the GPU of a DEV string or selection, ready for kernels. Raises NotSupported for devices that are not built."""
-    selection = target if isinstance(target, Selection) else Selection(target=target)
+    selection = target if isinstance(target, Selection) else selection_of(target)
     wanted = selection.target
     if wanted is not None and wanted.device != "AMD":
         raise NotSupported(f"opening {wanted.device} as a GPU", means="NVIDIA bring-up is not built yet" if wanted.device == "NV" else "only GPUs are opened here")

@@ -73,17 +73,24 @@ def bring_link_up(protocol: BridgeProtocol, *, within: float = LINK_WITHIN) -> N
         protocol.power(True)
     except NotSupported as error:
         log.info("%s", error)
+    seen = {state}
+
+    def look() -> int:
+        now = protocol.link_state()
+        seen.add(now)
+        return now
+
     try:
         poll(
-            protocol.link_state,
-            lambda seen: seen in LINK_UP_STATES,
+            look,
+            lambda now: now in LINK_UP_STATES,
             what="training of the PCIe link",
             within=within,
             typical=TYPICAL_TRAINING,
             clock=protocol.clock,
         )
     except WaitTimeout as error:
-        raise LinkDown(int(error.last) if isinstance(error.last, int) else 0) from error
+        raise LinkDown(max(seen), read=f"link states {', '.join(f'{each:#04x}' for each in sorted(seen))} in {error.waited:.3g} s") from error
 
 
 def walk(protocol: BridgeProtocol, *, subordinate: int = USUAL_BUS) -> Topology:

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from bridges.asm24.errors import BridgeWedged, BulkShort, EndpointStall, UsbTimeout, UsbTransferFailed
 from bridges.asm24.protocol import SECTOR, SLOT, SRAM_SIZE, TLP_PAUSE, TLP_TRIES, BridgeProtocol, Run, check_run
-from bridges.asm24.registers import PAGE_BIT, PAGE_MASK
+from bridges.asm24.registers import PAGE_BIT, PAGE_MASK, address
 from bridges.asm24.tlp import DWORD, MEMORY_READ, MEMORY_WRITE, Completion, Tlp, memory_read, memory_write, no_completion, value_of
 from bridges.asm24.usb import TIMEOUT_MS
 from hw.errors import TghwError
@@ -106,8 +106,8 @@ class CustomProtocol(BridgeProtocol):
     def _ask(self, tlp: Tlp) -> None:
         self._pcie(tlp.kind | tlp.enables << 8, SINGLE, tlp.address, tlp.value)
 
-    def _pcie(self, value: int, mode: int, address: int, word: int) -> None:
-        self.link.control_out(PCIE, value, mode, struct.pack("<QI", address, word), timeout_ms=PCIE_MS)
+    def _pcie(self, value: int, mode: int, target: int, word: int) -> None:
+        self.link.control_out(PCIE, value, mode, struct.pack("<QI", target, word), timeout_ms=PCIE_MS)
 
     def write_runs(self, runs: Sequence[Run]) -> None:
         for start, data in runs:
@@ -195,12 +195,12 @@ class CustomProtocol(BridgeProtocol):
 
     def _recover(self, error: TghwError) -> None:
         """Get in step again. Raises BridgeWedged when the bridge's processor does not answer at all, BridgeLost when it is gone."""
-        self.link.resynchronise()
-        if isinstance(error, UsbTimeout):
-            try:
-                self.link.control_in(READ_XDATA, 0xB450, 0, 1)
-            except UsbTimeout as silence:
-                raise BridgeWedged(f"{self.link.address} answers nothing any more", read=error.what) from silence
+        try:
+            self.link.resynchronise()
+            if isinstance(error, UsbTimeout):
+                self.link.control_in(READ_XDATA, address("LTSSM"), 0, 1)
+        except UsbTimeout as silence:
+            raise BridgeWedged(f"{self.link.address} answers nothing any more", read=error.what) from silence
 
 
 def _whole_sectors(size: int) -> int:

@@ -33,6 +33,11 @@ STATUS_IN = 0x83
 COMMAND_OUT = 0x04
 """endpoints; the last two exist in the UAS setting only"""
 
+STANDARD_IN = 0x80
+GET_DESCRIPTOR = 6
+STRING_TYPE = 3
+ENGLISH = 0x0409
+STRING_LIMIT = 255
 VENDOR_OUT = 0x40
 VENDOR_IN = 0xC0
 TIMEOUT_MS = 1000
@@ -155,11 +160,12 @@ class UsbLink:
             return ""
         try:
             with _errors(f"reading string {index} of {self.address}", self.address):
-                return usb.util.get_string(self._device, index) or ""
+                raw = bytes(self._device.ctrl_transfer(STANDARD_IN, GET_DESCRIPTOR, STRING_TYPE << 8 | index, ENGLISH, STRING_LIMIT, TIMEOUT_MS))
         except UsbTimeout as error:
             raise BridgeWedged(f"{self.address} does not tell its name", read=error.what) from error
-        except ValueError as error:  # pyusb: no list of languages could be read
-            raise BridgePermission(f"opening {self.address}", read=str(error), remedy=_permission_remedy()) from error
+        except EndpointStall:
+            return ""
+        return raw[2 : raw[0]].decode("utf-16-le", "replace") if len(raw) > 2 else ""
 
     @property
     def product_string(self) -> str:

@@ -23,7 +23,7 @@ from drivers.amd.chips import VENDOR_AMD
 from drivers.amd.gfx import Gfx
 from drivers.amd.gmc import HUB_NAMES, Gmc
 from drivers.amd.ih import Interrupt, InterruptRing
-from drivers.amd.psp import Psp
+from drivers.amd.psp import HalfStarted, Psp
 from drivers.amd.reset import Reset
 from drivers.amd.sdma import Sdma
 from drivers.amd.smu import LOWEST, Smu
@@ -123,11 +123,18 @@ class AmdDevice:
         if self.booted:
             raise UsageError("the GPU is running already", remedy="finish() it first")
         self._bringup.cold = cold
-        self._discovered = False
-        self.error_state = ""
-        results = run_stages(self.stages, self.clock, until=until, verify=self._verify_alive, on_stage=on_stage, on_error=self._note_error)
+        try:
+            results = self._run_stages(until, on_stage)
+        except HalfStarted as error:
+            log.warning("%s: once more after the reset, an earlier boot may have been cut off", error)
+            results = self._run_stages(until, on_stage)
         self.booted = until is None or until == self.stages[-1].name
         return results
+
+    def _run_stages(self, until: str | None, on_stage: Callable[[StageResult], None] | None) -> list[StageResult]:
+        self._discovered = False
+        self.error_state = ""
+        return run_stages(self.stages, self.clock, until=until, verify=self._verify_alive, on_stage=on_stage, on_error=self._note_error)
 
     def finish(self) -> None:
         """Stop queues, lower the clocks, and mark the card as cleanly left, so that the next run starts warm. Raises BusLost, QueueStuck."""

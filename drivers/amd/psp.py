@@ -51,6 +51,11 @@ COMPONENTS: tuple[tuple[str, BootLoaderCommand], ...] = (
 place of the SPL table. Parts that the container lacks are left out."""
 
 
+class HalfStarted(PspError):
+    """The boot loader refuses the very first part. Either it is a wrong file, or an earlier start was cut off half way, by a process that
+    died or a cable that was pulled; then it works after a reset."""
+
+
 class Psp:
     """The security processor of one GPU."""
 
@@ -75,7 +80,11 @@ class Psp:
         return value != 0
 
     def start_sos(self, sos: Ucode) -> None:
-        """Feed the boot loader the parts of the container, the secure OS last, and wait for its sign of life."""
+        """Feed the boot loader the parts of the container, the secure OS last, and wait for its sign of life.
+
+        Raises PspError, HalfStarted when a reset is worth trying.
+        """
+        first = True
         for name, command in COMPONENTS:
             if not sos.has(name):
                 log.debug("the container has no %s: left out", name)
@@ -86,7 +95,8 @@ class Psp:
             self.reg(36).write(self.post.loader_address >> layout.MESSAGE_BUFFER_ALIGN_SHIFT)
             self.reg(35).write(command)
             if command != BootLoaderCommand.LOAD_SOS:
-                self._boot_loader_ready(f"after {name}", typical=TYPICAL_COMPONENT)
+                self._boot_loader_ready(f"after {name}", typical=TYPICAL_COMPONENT, refusal=HalfStarted if first else PspError)
+                first = False
         try:
             self.dev.wait(self.reg(81), lambda value: value != 0, what="sign of life of the secure OS (C2PMSG_81)", within=WITHIN, typical=TYPICAL_SOS)
         except WaitTimeout as error:
@@ -96,7 +106,7 @@ class Psp:
                 means="the boot loader did not accept the secure OS: a firmware file of another chip, or a damaged one",
             ) from error
 
-    def _boot_loader_ready(self, when: str, typical: float = 0.0) -> None:
+    def _boot_loader_ready(self, when: str, typical: float = 0.0, refusal: type[PspError] = PspError) -> None:
         register = self.reg(35)
         try:
             value = self.dev.wait(register, lambda value: bool(value & layout.READY), what=f"PSP boot loader ready {when} (C2PMSG_35 bit 31)", within=WITHIN, typical=typical)
@@ -108,7 +118,7 @@ class Psp:
             ) from error
         status = value & layout.STATUS_MASK
         if status:
-            raise PspError(
+            raise refusal(
                 f"the PSP boot loader reports an error {when}",
                 read=f"C2PMSG_35 = {value:#010x}, status {status:#x}",
                 means="it refused what it was given: a firmware file of another chip, a damaged one, or a wrong order",
