@@ -42,6 +42,7 @@ class Reset:
         by = self._trigger()
         log.info("mode-1 reset by %s", by)
         dev.clock.sleep(SETTLE_SECONDS)
+        pci.reconnect()
         for offset, value in bars.items():
             if pci.config.read32(offset) != value:
                 pci.config.write32(offset, value)
@@ -95,7 +96,10 @@ class Reset:
         sign, loader = mp0.MP0_SMN_C2PMSG_33.index, mp0.MP0_SMN_C2PMSG_35.index
 
         def read() -> tuple[int, int, int]:
-            size = space.read(MEMSIZE)
+            try:
+                size = space.read(MEMSIZE)
+            except BusError:  # over bridges that tell, a chip in reset does not answer with all ones but not at all
+                size = ALL_ONES_32
             return (size, 0, 0) if size in (0, ALL_ONES_32) else (size, space.read(sign), space.read(loader))
 
         def is_ready(seen: tuple[int, int, int]) -> bool:
