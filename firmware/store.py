@@ -33,7 +33,7 @@ class FirmwareStore:
     def __init__(self, *folders: str | os.PathLike[str]) -> None:
         named = [Path(folder) for folder in folders]
         environment = [Path(folder) for folder in os.environ.get(ENVIRONMENT, "").split(os.pathsep) if folder]
-        self.folders = [*named, *environment, *(Path(folder) for folder in SYSTEM_FOLDERS)]
+        self.folders = list(dict.fromkeys([*named, *environment, *(Path(folder) for folder in SYSTEM_FOLDERS)]))
         self._files: dict[str, bytes] | None = None
 
     @classmethod

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hw.errors import NothingFound, TargetError
 
@@ -93,6 +93,13 @@ class Target:
                 raise NothingFound(f"no device at {address}", read=f"found: {', '.join(ordered) or 'none'}")
             chosen.append(address)
         return list(dict.fromkeys(chosen))
+
+    def only(self, which: str) -> Target:
+        """This target narrowed to one of the devices found: its index ("0", "usb:0") or bus address. Raises TargetError."""
+        if not self.has_hardware:
+            raise _error(str(self), "device index", which, f"nothing: {self.device} is not behind a bus")
+        indices, addresses = _parse_which(str(self), which.removeprefix("usb:"))
+        return replace(self, indices=indices, addresses=addresses)
 
     def check_options(self, known: Collection[str]) -> None:
         """Raises TargetError for an option that nobody would look at."""

@@ -119,9 +119,12 @@ class FaultPlan:
 
     @classmethod
     def parse(cls, text: str) -> FaultPlan:
-        """From "name,name=argument,name@address". Raises UsageError for an unknown name or an argument that the fault does not take."""
+        """From "name,name=argument,name@address"; "+" separates as well (a DEV string has no room for commas).
+
+        Raises UsageError for an unknown name, or an argument that the fault does not take.
+        """
         faults = {}
-        for word in text.split(","):
+        for word in re.split("[,+]", text):
             name, _, argument = word.strip().partition("=")
             if name:
                 faults[name] = argument

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bridges.open import Selection
@@ -63,6 +63,24 @@ class Common:
             device=device,
             remote=self.remote or os.environ.get("REMOTE") or None,
         )
+
+
+    def use_for_compute(self, default: str) -> target.Target:
+        """Make the device that these options choose the one that `compute` uses (DEV, TGHW_STATE, TGHW_FIRMWARE of this process); returns it.
+
+        default: the DEV string where nothing is chosen. Raises TargetError, UsageError.
+        """
+        selection = self.selection()
+        chosen = target.Target("AMD", "PCI", mock=True, options={"profile": selection.mock}) if selection.mock else selection.target or target.parse(default)
+        if self.device is not None or selection.device is not None:
+            chosen = chosen.only(selection.device or "")
+        if selection.faults:
+            chosen = replace(chosen, options={**chosen.options, "fault": selection.faults.replace(",", "+")})
+        os.environ[target.VARIABLE] = str(chosen)
+        for variable, value in (("TGHW_STATE", self.state), ("TGHW_FIRMWARE", self.firmware)):
+            if value:
+                os.environ[variable] = value
+        return chosen
 
 
 def _looks_like_address(text: str) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
+from dataclasses import replace
 from typing import Any
 
 import typer
@@ -11,7 +11,6 @@ import typer
 from bridges.open import Selection, amd_gpus, open_amd
 from drivers.amd.device import AmdDevice
 from drivers.amd.telemetry import Telemetry
-from hw import target as device_string
 from hw.errors import DeviceError, NothingFound
 from probes import render
 from probes.context import current
@@ -30,7 +29,7 @@ def demo() -> None:
     """Find a GPU, boot it from nothing, run kernels on it, and check the results against numpy."""
     selection = current().selection()
     if selection.mock is None and selection.target is None:
-        selection = Selection(mock=PROFILE, state=selection.state, faults=selection.faults)
+        selection = replace(selection, mock=PROFILE)
     steps: list[dict[str, Any]] = []
     start = time.perf_counter()
     _find(selection, steps)
@@ -95,7 +94,7 @@ def _compute(selection: Selection, steps: list[dict[str, Any]]) -> None:
     _title(4, "compute on it (kernels compiled now by LLVM, executed as GPU machine code)")
     import numpy as np
 
-    os.environ[device_string.VARIABLE] = f"MOCKPCI+AMD,profile={selection.mock}" if selection.mock else str(selection.target)
+    current().use_for_compute(f"MOCKPCI+AMD,profile={PROFILE}")
     from compute import Tensor
 
     random = np.random.default_rng(7)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import runpy
 import sys
 import time
@@ -14,7 +13,6 @@ from typing import Annotated, Any
 
 import typer
 
-from hw import target as device_string
 from hw.errors import DeviceError, TghwError, UsageError
 from probes import render
 from probes.context import current
@@ -36,7 +34,7 @@ def register(app: typer.Typer) -> None:
 
 def run(program: Annotated[str, typer.Argument(help="built in: add, matmul, copy, sum; or a .py file that uses `compute`")] = "add") -> None:
     """Run a small kernel, or a program, on the selected device and check the result."""
-    device = _select_device()
+    device = str(current().use_for_compute(DEFAULT_DEVICE))
     start = time.perf_counter()
     if program.endswith(".py"):
         if not Path(program).is_file():
@@ -53,17 +51,6 @@ def run(program: Annotated[str, typer.Argument(help="built in: add, matmul, copy
     else:
         shown = ", ".join(f"{key} {value}" for key, value in results.items())
         render.say(f"{program} on {device}: right{' (' + shown + ')' if shown else ''}, {render.duration(seconds)}", style="bold green")
-
-
-def _select_device() -> str:
-    """Make the options' device the one that compute uses; returns its DEV string."""
-    common = current()
-    text = common.dev or os.environ.get(device_string.VARIABLE) or ""
-    if common.mock:
-        text = f"MOCKPCI+AMD,profile={common.mock}" + (f",fault={common.fault}" if common.fault else "")
-    target = device_string.parse(text or DEFAULT_DEVICE)
-    os.environ[device_string.VARIABLE] = str(target)
-    return str(target)
 
 
 def _run_file(program: str) -> None:

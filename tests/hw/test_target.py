@@ -144,6 +144,26 @@ def test_an_index_beyond_the_devices_names_how_many_there_are() -> None:
     assert "0000:03:00.0" in absent.value.read
 
 
+def test_a_target_is_narrowed_to_one_device() -> None:
+    assert target.parse("MOCK+AMD,seed=1").only("2") == Target("AMD", mock=True, indices=(2,), options={"seed": "1"})
+    assert target.parse("PCI:0-3+AMD").only("03:00.0") == Target("AMD", "PCI", addresses=("0000:03:00.0",))
+    assert target.parse("USB+AMD").only("usb:1") == Target("AMD", "USB", indices=(1,))
+    with pytest.raises(TargetError, match="device index"):
+        target.parse("CPU").only("0")
+    with pytest.raises(TargetError, match="device index"):
+        target.parse("AMD").only("first")
+
+
+def test_options_are_known_ones_and_numbers_are_numbers() -> None:
+    chosen = target.parse("MOCKPCI+AMD,seed=7,profile=x")
+    chosen.check_options(("seed", "profile"))
+    assert (chosen.number("seed", 0), chosen.number("other", 3)) == (7, 3)
+    with pytest.raises(TargetError, match="option in device string"):
+        chosen.check_options(("seed",))
+    with pytest.raises(TargetError, match="option in device string"):
+        chosen.number("profile", 0)
+
+
 def test_only_devices_on_a_bus_have_hardware() -> None:
     assert target.parse("MOCK+AMD").has_hardware
     assert not target.parse("CPU").has_hardware

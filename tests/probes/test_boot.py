@@ -93,6 +93,30 @@ def test_program_file_runs_on_the_selected_device(tghw, tmp_path):
     assert tghw("--dev", "CPU", "run", str(file)).status == 0
 
 
+def test_programs_run_on_the_chosen_one_of_several_devices(tghw):
+    result = tghw("--mock", "navi31-8", "--device", "3", "run", "add", "--json")
+    assert result.json["device"] == "MOCKPCI:3+AMD,profile=navi31-8"
+    beyond = tghw("--mock", "navi31-8", "--device", "9", "run", "add")
+    assert beyond.status == 2
+    assert "allowed: 0 to 7" in beyond.err
+    assert tghw("--dev", "CPU", "--device", "1", "run", "add").status == 2
+
+
+def test_programs_get_the_firmware_folder_of_the_command_line(tghw, tmp_path):
+    missing = tghw("--mock", "navi31", "--firmware", str(tmp_path), "run", "add")
+    assert missing.status == 1
+    assert f"looked in {tmp_path}, /lib" in missing.err
+
+
+def test_programs_get_faults_and_state_of_the_command_line(tghw, tmp_path):
+    sick = tghw("--mock", "navi31", "--fault", "resize-refused,smu-silent", "run", "add")
+    assert sick.status == 1
+    assert "tghw: smu: " in sick.err
+    state = tmp_path / "state"
+    assert tghw("--mock", "navi31", "--state", str(state), "run", "add").status == 0
+    assert state.is_dir()
+
+
 def test_program_that_goes_wrong_is_told_by_its_own_line(tghw, tmp_path):
     file = tmp_path / "program.py"
     file.write_text("x = 1\nraise ValueError('no')\n")
