@@ -1,7 +1,8 @@
 """A write's diary, so that an interrupted one is finished by the next.
 
 One JSON line each: what is written where, then for every sector when it is begun (before its first change) and when it is done (read
-back and right). Every line is on disk before the chip is touched further. The file disappears when the write is complete.
+back and right). That a sector is begun is on disk before the chip is touched; that it is done may get lost with the host's power, and then
+it is written once more. The file disappears when the write is complete.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class Journal:
     def begin(self, sectors: Iterable[int]) -> None:
         """These sectors are about to change."""
         self._line("begin", sectors)
+        os.fsync(self._file.fileno())
 
     def done(self, sectors: Iterable[int]) -> None:
         """These sectors were read back and are right."""
@@ -85,7 +87,6 @@ class Journal:
     def _line(self, kind: str, sectors: Iterable[int]) -> None:
         self._file.write(json.dumps([kind, sorted(sectors)], separators=(",", ":")) + "\n")
         self._file.flush()
-        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Leave the diary as it is."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+import struct
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,10 @@ class Rom(Block):
         self.partition = 0
         self.boot_problem = ""
         self._pointer = 0
+        self._page: tuple[int, ...] = ()
+        """dwords of the page that the aperture shows, as the chip gave them"""
+        self._page_cycle = 0
+        """how many commands the chip had got by then; another one may have changed what it holds"""
         self._capture = b""
         """what the latest receive transaction brought"""
         self._to_show: bytes | None = None
@@ -89,7 +94,7 @@ class Rom(Block):
 
     def attach(self) -> None:
         super().attach()
-        self._window = [self.reg("SMUIO", f"ROM_SW_DATA_{number}") for number in range(WINDOW // 4)]
+        self._window = [self.gpu.index("SMUIO", f"ROM_SW_DATA_{number}") for number in range(WINDOW // 4)]
         self._pads = [self.reg("SMUIO", f"GPIO_PAD_{name}") for name in ("MASK", "A", "EN")]
         self._garbage()
 
@@ -97,6 +102,7 @@ class Rom(Block):
         super().reset()
         self.booted = False
         self._pointer = 0
+        self._page = ()
         self._done_at = None
         self._to_show = None
         self._armed = False
@@ -208,16 +214,15 @@ class Rom(Block):
         if self._done_at is None or self.clock.now() < self._done_at:
             return False
         if self._to_show is not None:
-            shown = self._to_show + bytes(-len(self._to_show) % 4)
-            for number in range(len(shown) // 4):
-                self._window[number].value = int.from_bytes(shown[4 * number : 4 * number + 4], "little")
+            words = (len(self._to_show) + 3) // 4
+            self.gpu.regs.update(zip(self._window, struct.unpack(f"<{words}I", self._to_show.ljust(4 * words, b"\0")), strict=False))
             self._to_show = None
         return True
 
     def _garbage(self) -> None:
         """What the window holds before the first transaction."""
-        for reg in self._window:
-            reg.value = self._random.getrandbits(32)
+        for index in self._window:
+            self.gpu.regs[index] = self._random.getrandbits(32)
         self._capture = self._random.randbytes(8)
 
     # --- aperture ---
@@ -238,24 +243,34 @@ class Rom(Block):
     @on_write("SMUIO", "ROM_CNTL")
     def write_control(self, value: int, reg: Reg) -> None:
         reg.value = reg.old if self.numbers["aperture"] == "unavailable" else self._arrives(value)
+        self._page = ()
 
     @on_write("SMUIO", "ROM_INDEX")
     def index(self, value: int, reg: Reg) -> None:
         reg.value = self._arrives(value)
         self._pointer = reg.value << INDEX_SHIFT
+        self._page = ()
 
     @on_read("SMUIO", "ROM_DATA")
     def data(self, reg: Reg) -> int:
         """One dword; the pointer goes on within its 64 KiB page."""
+        if not self._page or self._page_cycle != self.chip.cycles:
+            self._fetch_page()
+        place = self._pointer % APERTURE_PAGE
+        self._pointer += 4 if place < APERTURE_PAGE - 4 else 4 - APERTURE_PAGE
+        return self._page[place >> 2]
+
+    def _fetch_page(self) -> None:
+        """What the port shows from the page that the pointer is in."""
+        words = APERTURE_PAGE // 4
         if self.numbers["aperture"] == "unavailable":
-            return ALL_BITS
-        if not self.reg("SMUIO", "ROM_CNTL").field("index_enable"):
-            return 0
-        address = self._pointer % APERTURE_SIZE
-        self._pointer = self._pointer - self._pointer % APERTURE_PAGE + (self._pointer + 4) % APERTURE_PAGE
-        if self.numbers["aperture"] == "mirrored":
-            address %= APERTURE_SIZE // 2
-        return int.from_bytes(self.chip.transact(b"\x03" + address.to_bytes(3, "big"), 4), "little")
+            self._page = (ALL_BITS,) * words
+        elif not self.reg("SMUIO", "ROM_CNTL").field("index_enable"):
+            self._page = (0,) * words
+        else:
+            base = self._pointer % (APERTURE_SIZE // 2 if self.numbers["aperture"] == "mirrored" else APERTURE_SIZE) // APERTURE_PAGE * APERTURE_PAGE
+            self._page = struct.unpack(f"<{words}I", self.chip.transact(b"\x03" + base.to_bytes(3, "big"), APERTURE_PAGE))
+        self._page_cycle = self.chip.cycles
 
     @on_write("SMUIO", "ROM_DATA")
     def write_data(self, value: int, reg: Reg) -> None:

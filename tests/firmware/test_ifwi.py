@@ -7,6 +7,7 @@ import hashlib
 import json
 import random
 import zlib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +181,7 @@ def test_differences_cover_exactly_the_bytes_that_differ(edits: list[tuple[int, 
     found = diff(first, bytes(second))
     covered = {place for each in found for place in range(each.offset, each.offset + each.size)}
     assert {place for place in range(layout.SIZE) if first[place] != second[place]} <= covered if edits else not covered
-    for before, after in zip(found, found[1:], strict=False):
+    for before, after in pairwise(found):
         assert before.offset + before.size <= after.offset
 
 

@@ -154,7 +154,7 @@ def test_a_whole_update_leaves_the_new_image_and_the_marks_of_an_update() -> Non
     assert sorted(order) == sorted(layout.ITEMS)
     assert box.ask(TRANSFER_TYPE)[0] == NO_STATE_MACHINE
     held = box.flash.read(0, 0x200000)
-    changed = sorted({place >> 4 << 4 for place in range(0, 0x200000) if held[place] != image[place]})
+    changed = sorted({place >> 4 << 4 for place in range(0x200000) if held[place] != image[place]})
     assert changed == [0x13000, 0x15000, 0x1EF000]
     assert held[0x13010:0x13020] == image[0x13010:0x13020], "where the payload is does not change"
     assert held[0x15000:0x15008] == b"$AMDVBFL"
