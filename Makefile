@@ -1,4 +1,4 @@
-# make demo | test | test-all | lint | types | bench | clean
+# make demo | test | test-all | lint | types | faults | screenshots | bench | clean
 # Everything runs from .venv, which the first call sets up.
 
 PYTHON ?= python3
@@ -35,7 +35,6 @@ faults: $(STAMP)
 	$(BIN)/python -m probes.catalogue docs/faults.md
 
 screenshots: $(STAMP)
-	$(BIN)/python -m probes.screenshots docs
 	$(BIN)/python -m tests.screenshots docs
 
 bench: $(STAMP)

@@ -65,6 +65,8 @@ class TghwError(Exception):
 
 
 class UsageError(TghwError):
+    """What was asked for cannot be understood, or does not fit together. Nothing was done."""
+
     code = "usage"
     exit_status = EXIT_USAGE
     default_remedy = "correct the command line; `--help` lists what is accepted"
@@ -218,6 +220,8 @@ class ModuleFailed(TghwError):
 
 
 class BusError(TghwError):
+    """Something between this process and a device does not work."""
+
     code = "bus-error"
 
 
@@ -573,6 +577,8 @@ class NotModelled(TghwError):
 
 
 class ProfileError(UsageError):
+    """A profile of a simulated machine that is not there or not right."""
+
     code = "bad-profile"
     default_remedy = "`tghw mock list` names the profiles there are"
 

@@ -1,4 +1,4 @@
-"""`tghw explain CODE`: what an error code means and what to do."""
+"""`tghw explain CODE`: what an error code means, what to do, and how to see it on a simulated machine. docs/faults.md holds the same."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from hw.errors import TghwError, UsageError, all_errors
-from probes import render
+from hw.errors import UsageError
+from probes import catalogue, render
 from probes.context import current
 
 
@@ -17,28 +17,22 @@ def register(app: typer.Typer) -> None:
 
 def explain(code: Annotated[str | None, typer.Argument(help="the word before the colon in an error; none lists all")] = None) -> None:
     """Explain an error code."""
-    known: dict[str, type[TghwError]] = {}
-    for cls in all_errors():
-        known.setdefault(cls.code, cls)
     if code is None:
+        catalogue.load_everything()
+        known = sorted(catalogue.entries(), key=lambda entry: entry.code)
         if current().json:
-            render.document({"codes": sorted(known)})
-        render.table(["code", "usually means"], [(name, cls.default_means or _summary(cls)) for name, cls in sorted(known.items())])
+            render.document({"codes": [entry.code for entry in known]})
+        render.table(["code", "usually means"], [(entry.code, entry.means or entry.kind) for entry in known])
         return
-    found = known.get(code)
+    found = catalogue.entry_of(code)
     if found is None:
-        raise UsageError(f"no error code {code}", remedy=f"one of: {', '.join(sorted(known))}")
-    summary = _summary(found)
+        raise UsageError(f"no error code {code}", remedy=f"one of: {', '.join(sorted(entry.code for entry in catalogue.entries()))}")
     if current().json:
-        render.document({"code": code, "means": found.default_means or summary, "remedy": found.default_remedy, "exit_status": found.exit_status})
+        render.document(found.to_dict())
         return
     render.say(code, style="bold")
-    for label, text in (("kind", summary), ("means", found.default_means), ("do", found.default_remedy), ("exit", str(found.exit_status))):
+    lines = [("kind", found.kind), ("means", found.means), ("do", found.remedy), ("exit", str(found.exit_status))]
+    lines.append(("see", f"tghw {found.command}") if found.command else ("seen", found.only))
+    for label, text in lines:
         if text:
             render.say(f"  {label + ':':<7}{text}")
-
-
-def _summary(cls: type[TghwError]) -> str:
-    """The first line of a class's own docstring, "" when it has none."""
-    text = cls.__dict__.get("__doc__") or ""
-    return next(iter(text.strip().splitlines()), "")

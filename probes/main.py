@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from functools import cache
 from typing import Any
 
 import typer
@@ -36,6 +37,7 @@ def options() -> None:
         render.document({"options": dict(rows)})
 
 
+@cache
 def _register() -> None:
     """Attach the commands; each module defines one."""
     from probes import bench, boot, bridge, demo, disasm, doctor, explain, flash, mock, probe, regs, run, smi

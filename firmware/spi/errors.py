@@ -6,6 +6,8 @@ from hw.errors import DeviceError, Refused
 
 
 class FlashError(DeviceError):
+    """A flash, or the way to it, does not do what was asked of it."""
+
     code = "flash"
 
 

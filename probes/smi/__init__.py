@@ -73,7 +73,7 @@ def smi(
     if kill:
         return admin.kill_pids(gpus, HOST, everything=selection.device is None, sudoless=sudoless, consent=yes)
     live = watch is not None or (not once and not current().json and sys.stdout.isatty())
-    with _Monitor(gpus) as monitor:
+    with Monitor(gpus) as monitor:
         if export is not None:
             return _serve(monitor, export, watch)
         if live:
@@ -92,7 +92,7 @@ def _gpus(everything: Sequence[Found], device: str | None) -> list[Found]:
     return [choose(gpus + lost, device)] if device is not None else gpus + lost
 
 
-class _Monitor:
+class Monitor:
     """Reads the selected GPUs again and again."""
 
     def __init__(self, gpus: Sequence[Found]) -> None:
@@ -101,7 +101,7 @@ class _Monitor:
         self._readers: dict[int, Reader] = {}
         self.rows = [Row.of(number, each) for number, each in enumerate(self._gpus)]
 
-    def __enter__(self) -> _Monitor:
+    def __enter__(self) -> Monitor:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -151,7 +151,7 @@ def _show_once(rows: Sequence[Row]) -> None:
     console.print(view.screen(rows, console))
 
 
-def _watch(monitor: _Monitor, interval: float) -> int:
+def _watch(monitor: Monitor, interval: float) -> int:
     """Live view on a terminal, a JSON document a line with --json, one view after another elsewhere. Ctrl-C is its normal end."""
     with contextlib.suppress(KeyboardInterrupt):
         if current().json:
@@ -166,7 +166,7 @@ def _watch(monitor: _Monitor, interval: float) -> int:
     return EXIT_DONE
 
 
-def _watch_terminal(monitor: _Monitor, interval: float) -> None:
+def _watch_terminal(monitor: Monitor, interval: float) -> None:
     console = render.out()
     with Live(console=console, auto_refresh=False, screen=True) as live:
 
@@ -181,14 +181,14 @@ def _watch_terminal(monitor: _Monitor, interval: float) -> None:
             time.sleep(interval)
 
 
-def _rounds(monitor: _Monitor, interval: float) -> Iterator[list[Row]]:
+def _rounds(monitor: Monitor, interval: float) -> Iterator[list[Row]]:
     while True:
         monitor.look()
         yield monitor.rows
         time.sleep(interval)
 
 
-def _serve(monitor: _Monitor, place: str, watch: float | None) -> int:
+def _serve(monitor: Monitor, place: str, watch: float | None) -> int:
     """Prometheus endpoint until Ctrl-C; with --watch the view as well."""
     exporter = Exporter(lambda: list(monitor.rows), place)
     monitor.look()
