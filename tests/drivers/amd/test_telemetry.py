@@ -333,3 +333,73 @@ def test_walk_stops_when_its_time_is_up() -> None:
     assert len(tables.reads) == 2
 
 
+
+
+# --- taking turns with the owner ------------------------------------------------------------------------------------------
+
+
+class Turns:
+    """A guard that knows whether it is held, and what was accessed meanwhile."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+
+    def __enter__(self) -> Turns:
+        self.depth += 1
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.depth -= 1
+
+
+def watched(pci: Any) -> tuple[dict[str, Turns], dict[int, set[str]]]:
+    """The guards that a driver takes of this device, and which of them were held at each access to a register."""
+    guards: dict[str, Turns] = {}
+    held: dict[int, set[str]] = {}
+    pci.guard = lambda name: guards.setdefault(name, Turns())
+    original = pci.map_bar
+
+    def map_bar(index: int, offset: int = 0, size: int | None = None) -> Any:
+        window = original(index, offset, size)
+        if index == 5:
+            for method in ("read32", "write32"):
+
+                def note(at: int, *rest: int, inner: Any = getattr(window, method)) -> Any:
+                    now = {name for name, guard in guards.items() if guard.depth}
+                    held[at >> 2] = held.get(at >> 2, now) & now
+                    return inner(at, *rest)
+
+                setattr(window, method, note)
+        return window
+
+    pci.map_bar = map_bar
+    return guards, held
+
+
+def test_every_message_to_the_controller_is_one_turn() -> None:
+    each = bench()
+    guards, held = watched(each.pci)
+    each.dev.boot()
+    Telemetry(each.dev).sample()
+    mailbox = {each.dev.mp1[f"MP1_SMN_C2PMSG_{number}"].index for number in (66, 82, 90)}
+    assert all(held[index] == {"smu"} for index in mailbox)
+    assert guards["smu"].depth == 0
+
+
+def test_index_and_data_register_are_one_turn() -> None:
+    each = bench("navi31-small-bar")
+    guards, held = watched(each.pci)
+    each.dev.discover()
+    assert held[0x0] == held[0x1] == {"index"}  # MM_INDEX, MM_DATA
+    assert guards["index"].depth == 0
+
+
+def test_table_is_read_in_the_turn_in_which_it_was_asked_for() -> None:
+    each = bench()
+    guards, _ = watched(each.pci)
+    each.dev.boot()
+    depths: list[int] = []
+    original = each.dev.vram.read
+    each.dev.vram.read = lambda offset, size: depths.append(guards["smu"].depth) or original(offset, size)  # type: ignore[func-returns-value,method-assign]
+    each.dev.smu.metrics()
+    assert depths == [1]
