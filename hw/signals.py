@@ -6,8 +6,9 @@
                 erase(sector)
                 program(sector)
 
-Inside guarded_signals() the three signals raise KeyboardInterrupt, so that everything is cleaned up and put back, but never inside
-uninterrupted(): there they wait until the block ends. Only the main thread gets signals; in other threads both do nothing.
+Inside guarded_signals() the first of the three signals raises KeyboardInterrupt, so that everything is cleaned up and put back; further ones
+do not disturb the cleaning up, until the outermost guard ends. Never inside uninterrupted(): there a signal waits until the block ends. Only
+the main thread gets signals; in other threads both do nothing.
 """
 
 from __future__ import annotations
@@ -27,13 +28,17 @@ class _State:
     held = 0
     """depth of uninterrupted()"""
     arrived = False
+    """a signal waits for the end of uninterrupted()"""
+    stopping = False
+    """KeyboardInterrupt was raised, and its guard has not ended yet"""
     before: dict[int, Any] = {}  # noqa: RUF012
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
     if _State.held:
-        _State.arrived = True
-    else:
+        _State.arrived = not _State.stopping
+    elif not _State.stopping:
+        _State.stopping = True
         raise KeyboardInterrupt
 
 
@@ -68,7 +73,8 @@ class guarded_signals:
         _State.guards -= 1
         if _State.guards == 0:
             _restore()
-            arrived, _State.arrived = _State.arrived, False
+            arrived = _State.arrived
+            _State.arrived = _State.stopping = False
             if arrived and error is None:
                 raise KeyboardInterrupt
 
@@ -86,4 +92,5 @@ class uninterrupted:
         _State.held -= 1
         if _State.arrived and _State.held == 0 and error is None:
             _State.arrived = False
+            _State.stopping = _State.guards > 0
             raise KeyboardInterrupt

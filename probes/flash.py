@@ -284,8 +284,7 @@ def _write(card: Card, choice: Choice, file: str, image: bytes, span: tuple[int,
     transfers = 3 * reading * plan.program_bytes + reading * (count + len(plan.sectors) * chip.sector)
     _say_plan(plan, image, plan.device_seconds + transfers)
     if plan.nothing_to_do:
-        if unfinished is not None and unfinished.image == hashlib.sha256(image).hexdigest() and not unfinished.damaged:
-            card.journal.path.unlink(missing_ok=True)
+        card.journal.forget_complete(hashlib.sha256(image).hexdigest())
         _finished(file, image, choice, plan, None)
         return
     if choice.read_only is not None or choice.flash is None:

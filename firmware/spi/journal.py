@@ -94,6 +94,12 @@ class Journal:
             self._file.close()
             self._file = None
 
+    def forget_complete(self, image: str) -> None:
+        """The chip was found to hold the image (sha256): if the interrupted write was of that image and left nothing half done, it is complete."""
+        found = self.load()
+        if found is not None and found.image == image and not found.damaged:
+            self.path.unlink(missing_ok=True)
+
     def finish(self) -> set[int]:
         """The write is complete. What an earlier one damaged elsewhere stays noted; returns those sectors."""
         self.close()

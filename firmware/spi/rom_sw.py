@@ -105,16 +105,18 @@ class RomSwEngine(SpiController):
             finally:
                 self._depth -= 1
             return
+        saved: dict[str, int] | None = None
         with guarded_signals():
-            with uninterrupted():
-                saved = self._take_over()
-                self._depth = 1
             try:
+                with uninterrupted():
+                    saved = self._take_over()
+                    self._depth = 1
                 yield
             finally:
-                with uninterrupted():
-                    self._depth = 0
-                    self._give_back(saved)
+                if saved is not None:
+                    with uninterrupted():
+                        self._depth = 0
+                        self._give_back(saved)
 
     def _take_over(self) -> dict[str, int]:
         """Save the registers, look whether the engine is free, then lead pins and controller to software."""
