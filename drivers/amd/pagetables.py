@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -34,7 +35,7 @@ from drivers.amd.page_entries import (
     fragments,
 )
 from drivers.amd.page_runs import Run, plan
-from hw.errors import MappingError
+from hw.errors import BusError, MappingError
 
 log = logging.getLogger(__name__)
 
@@ -173,8 +174,29 @@ class PageTables:
             hints = fragments(run.first, run.addresses, run.level).astype(np.uint64) << np.uint64(FRAGMENT_SHIFT)
             self._fill(run, run.addresses | hints | flags, new, changes)
         self._link(new, changes)
-        self._store(changes)
-        self._invalidate()
+        try:
+            self._store(changes)
+            self._invalidate()
+        except BaseException:
+            self._take_back(offset, size)
+            raise
+
+    def _take_back(self, offset: int, size: int) -> None:
+        """A mapping that may not have reached the GPU is none: nothing uses it yet. What can still be written is written."""
+        changes, empty = self._clear(list(self._leaf_runs(offset, offset + size)))
+        with suppress(BusError):
+            self._store(changes)
+        for table in empty:
+            self._free_table(table.paddr)
+
+    def _clear(self, runs: list[tuple[_Table, int, int]]) -> tuple[_Changes, list[_Table]]:
+        """Take leaves out of the copies of their tables. Returns what to write, and the tables that are empty now."""
+        changes = _Changes()
+        empty: list[_Table] = []
+        for table, first, last in runs:
+            self._shrink_fragments(table, first, last, changes)
+            self._remove(table, first, last, changes, empty)
+        return changes, empty
 
     def _check_range(self, what: str, va: int, size: int) -> int:
         """Offset of va in the window."""
@@ -281,11 +303,7 @@ class PageTables:
         offset = self._check_range(what, va, size)
         runs = list(self._leaf_runs(offset, offset + size))
         self._check_covered(what, offset, size, runs)
-        changes = _Changes()
-        empty: list[_Table] = []
-        for table, first, last in runs:
-            self._shrink_fragments(table, first, last, changes)
-            self._remove(table, first, last, changes, empty)
+        changes, empty = self._clear(runs)
         self._store(changes)
         self._invalidate()
         for table in empty:

@@ -8,7 +8,7 @@ import pytest
 from drivers.amd import bench
 from drivers.amd.page_entries import GFX9, GFX11, GFX12, HOST, VRAM, VRAM_UNCACHED, EntryFormat, format_of, fragment_covering, fragment_within, fragments
 from drivers.amd.pagetables import VA_BASE, VA_SIZE, PageTables
-from hw.errors import MappingError, OutOfMemory, UnknownHardware
+from hw.errors import BusLost, HubError, MappingError, OutOfMemory, UnknownHardware
 from tests.drivers.amd.page_memory import PAGE, Leaf, Memory, Tables, check_fragments, leaves
 
 MIB = 1 << 20
@@ -58,6 +58,46 @@ class Space:
 
     def is_empty(self) -> bool:
         return not self.found() and not self.tables.used and self.pt.table_count == 1
+
+
+def fail_once(space: Space, error: BaseException) -> None:
+    """The next invalidation raises; later ones work."""
+
+    def fail() -> None:
+        space.on_invalidate = lambda: None
+        raise error
+
+    space.on_invalidate = fail
+
+
+@pytest.mark.parametrize("error", [HubError("acknowledge of the invalidation"), BusLost("it fell off"), KeyboardInterrupt()])
+@pytest.mark.parametrize(("offset", "size"), [(0x11000, 0x300000), (0x10000, 0x3000), (0x4000000, 0x4000000)])
+def test_a_mapping_whose_invalidation_fails_is_none(error: BaseException, offset: int, size: int) -> None:
+    space = Space()
+    space.map(0x8000, 0x1000)
+    before, tables = [leaf.entry for leaf in space.found()], set(space.tables.used)
+    fail_once(space, error)
+    with pytest.raises(type(error)):
+        space.map(offset, size)
+    assert [leaf.entry for leaf in space.found()] == before
+    assert set(space.tables.used) == tables
+    space.map(offset, size)
+    assert sum(leaf.size for leaf in space.found(offset, offset + size)) == size
+
+
+def test_a_mapping_that_cannot_even_be_written_is_none() -> None:
+    space = Space()
+    write = space.pt._write
+
+    def lost(offset: int, data: bytes) -> None:
+        raise BusLost("it fell off")
+
+    space.pt._write = lost
+    with pytest.raises(BusLost):
+        space.map(0x10000, 0x3000)
+    space.pt._write = write
+    assert space.is_empty()
+    space.map(0x10000, 0x3000)
 
 
 # --- 1 to 6 of the list that comes with the vectors ------------------------------------------------------------------------
