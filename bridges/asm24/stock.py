@@ -111,8 +111,7 @@ class StockProtocol(BridgeProtocol):
                 self.clock.sleep(TLP_PAUSE)
                 self._run([_set("TLP_STATUS", ERROR)])
                 self._run(list(_go()))
-            status = self._await_engine(tlp)
-            if not status & ERROR:
+            if not self._finish(tlp, repeat and not attempt) & ERROR:
                 return self._take(tlp)
         self._run([_set("TLP_STATUS", ERROR)])
         raise no_completion(tlp, tries, "error bit of the bridge's PCIe engine")
@@ -133,17 +132,29 @@ class StockProtocol(BridgeProtocol):
                 self._written[place] = byte
                 yield scsi.write_xdata(place, byte)
 
-    def _await_engine(self, tlp: Tlp) -> int:
+    def _finish(self, tlp: Tlp, may_trigger: bool) -> int:
+        """The engine's status once it is done or failed. Raises TlpTimeout when it does not start.
+
+        An engine that only holds a start was left between trigger and start by a session that died: one more trigger sets it right.
+        """
         try:
-            return poll(
-                lambda: self.read_register("TLP_STATUS"),
-                lambda value: bool(value & (ERROR | COMPLETE)),
-                what=tlp.describe(),
-                within=COMPLETION_WITHIN,
-                clock=self.clock,
-            )
+            return self._await_engine(tlp)
         except WaitTimeout as error:
+            if error.last == KICK and may_trigger:
+                log.info("the engine holds a start that an earlier session left behind: %s", error)
+                self._run([_set("TLP_TRIGGER", TRIGGER)])
+                return self._finish(tlp, False)
             raise no_completion(tlp, 1, f"{error.read}: the PCIe engine of the bridge does not start") from error
+
+    def _await_engine(self, tlp: Tlp) -> int:
+        """Raises WaitTimeout."""
+        return poll(
+            lambda: self.read_register("TLP_STATUS"),
+            lambda value: bool(value & (ERROR | COMPLETE)),
+            what=tlp.describe(),
+            within=COMPLETION_WITHIN,
+            clock=self.clock,
+        )
 
     def _take(self, tlp: Tlp) -> int:
         """The completion of a request that was completed, its data only when there is some."""
@@ -234,7 +245,7 @@ class StockProtocol(BridgeProtocol):
             tries -= 1
             try:
                 return action()
-            except _BROKEN as error:
+            except (*_BROKEN, CswError) as error:
                 try:
                     self.resynchronise()
                 except UsbTimeout as silence:
