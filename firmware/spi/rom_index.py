@@ -9,7 +9,7 @@ Source: the flash tools of a GPU project, seen working on device 1002:744c.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from firmware.spi.controller import Progress, no_progress
 from firmware.spi.errors import ApertureByteOrder, ApertureMirrored, ImageRefused, RomUnreachable
@@ -75,7 +75,7 @@ class RomAperture:
                     self._regs.ROM_CNTL.write(arrange(control | self._regs.ROM_CNTL.encode(index_enable=1)))
                 yield
             finally:
-                with uninterrupted():
+                with uninterrupted(), suppress(BusError):  # on a lost bus what happened before is the error to report
                     self._regs.ROM_INDEX.write(arrange(index))
                     self._regs.ROM_CNTL.write(arrange(control))
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from firmware.spi.controller import Progress, SpiController, no_progress
 from firmware.spi.errors import EngineGated, EngineStuck, RomUnreachable
@@ -145,12 +145,17 @@ class RomSwEngine(SpiController):
         return saved
 
     def _give_back(self, saved: dict[str, int]) -> None:
-        """Idle the engine and put the five registers back. On a bus that no longer answers these writes go nowhere."""
-        self._regs.ROM_SW_CNTL.write(0)
-        self._regs.ROM_SW_STATUS.write(0)
-        for name in RESTORE_ORDER:
-            self._regs[name].write(saved[name])
-        if self._regs[RESTORE_ORDER[-1]].read() == ALL_ONES_32:
+        """Idle the engine and put the five registers back. A bus that no longer answers is no new error: what happened before is reported."""
+        try:
+            self._regs.ROM_SW_CNTL.write(0)
+            self._regs.ROM_SW_STATUS.write(0)
+            for name in RESTORE_ORDER:
+                self._regs[name].write(saved[name])
+            answers = self._regs[RESTORE_ORDER[-1]].read() != ALL_ONES_32
+        except BusError as error:
+            log.info("restoring the flash controller's registers: %s", error)
+            answers = False
+        if not answers:
             log.warning("the bus is lost: the flash controller's registers could not be restored")
         elif self._held is not None:
             self._held.release()
@@ -235,8 +240,9 @@ class RomSwEngine(SpiController):
         try:
             return self._perform(opcode, address, payload, receive, take)
         except BaseException:
-            regs.ROM_SW_CNTL.write(0)
-            regs.ROM_SW_STATUS.write(0)
+            with suppress(BusError):
+                regs.ROM_SW_CNTL.write(0)
+                regs.ROM_SW_STATUS.write(0)
             raise
 
     def _perform(self, opcode: int, address: int | None, payload: bytes, receive: int, take: bool) -> bytes:

@@ -124,6 +124,17 @@ def test_an_interrupted_write_is_told_and_goes_on(flash: Any, tmp_path: Path) ->
     assert flash(EMPTY, "info", "--json").json["unfinished_write"] is None
 
 
+def test_a_power_cut_behind_a_usb_bridge_is_told_with_what_is_left(flash: Any, tmp_path: Path) -> None:
+    image = tmp_path / "image.bin"
+    image.write_bytes(hashlib.shake_256(b"any file").digest(SIZE))
+    write = ("write", str(image), "--yes", "--no-backup", "--sector-count", "2")
+    cut = flash("navi31-asm24-empty-flash", *write, fault="flash-power-cut=5000")
+    assert cut.status == 1
+    assert "0 of 2 sectors are written" in cut.err or "1 of 2 sectors are written" in cut.err
+    assert flash("navi31-asm24-empty-flash", *write).status == 0
+    assert flash("navi31-asm24-empty-flash", "verify", str(image), "--sector-count", "2").status == 0
+
+
 def test_a_worn_chip_is_told_with_its_address(flash: Any, tmp_path: Path) -> None:
     image = tmp_path / "image.bin"
     image.write_bytes(bytes(SIZE))
@@ -198,6 +209,22 @@ def test_lines_with_rate_and_time_left_where_there_is_no_terminal(monkeypatch: p
         "reading: 2 KiB of 8 KiB, 512 B/s, 12 s left",
         "reading: 4 KiB of 8 KiB, 512 B/s, 8 s left",
     ]
+
+
+def test_the_benchmark_counts_accesses_and_usb_transfers_of_both_methods(tghw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from probes import flash_bench
+
+    monkeypatch.setattr(flash_bench, "READ_BYTES", {"pcie": 0x8000, "usb": 0x8000})
+    monkeypatch.setattr(flash_bench, "WRITE_SECTORS", 1)
+    figures = tghw("bench", "flash", "--json").json["flash"]
+    assert sorted(figures) == ["pcie", "usb"]
+    for name, measured in figures.items():
+        assert measured["pipelined_share_of_validated"] <= 0.55
+        for figure in ("read_rom_sw_validated", "read_rom_sw_pipelined", "read_rom_index", "write_blank_read_back_pipelined", "write_erase_read_back_validated"):
+            assert measured[figure]["accesses_per_kib"] > 0
+            assert ("usb_transfers_per_kib" in measured[figure]) == (name == "usb")
+    usb = figures["usb"]
+    assert usb["read_rom_sw_pipelined"]["usb_transfers_per_kib"] <= 0.55 * usb["read_rom_sw_validated"]["usb_transfers_per_kib"]
 
 
 # --- processes ---
