@@ -207,7 +207,7 @@ class PageTables:
         return va - self.va_base
 
     def _check_segments(self, what: str, size: int, addresses: Words, lengths: Words, kind: Kind) -> None:
-        if not lengths.all() or int((np.bitwise_or.reduce(addresses | lengths)) if len(lengths) else 0) % PAGE:
+        if not lengths.all() or ((addresses | lengths) & np.uint64(PAGE - 1)).any():
             raise MappingError(what, means=f"every piece of memory is whole pages of {PAGE} bytes at a multiple of {PAGE}")
         limit = (1 << self.format.address_bits) - (self.node_offset if kind.own else 0)
         too_wide = (lengths > limit) | (addresses > limit - np.minimum(lengths, np.uint64(limit)))
