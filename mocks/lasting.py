@@ -8,29 +8,18 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from hw.errors import ProfileError
+from hw.files import replace_file
 
 
 def folder_name(text: str) -> str:
     """A device address or machine name as a file name."""
     return re.sub(r"[^A-Za-z0-9.-]", "_", text)
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Put a file in place in one step: readers see the old content or the new, never a part. Makes the folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 class LastingMemory:

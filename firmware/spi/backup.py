@@ -10,9 +10,9 @@ from pathlib import Path
 
 from firmware.spi.controller import Progress, no_progress
 from firmware.spi.errors import ReadUnstable
-from firmware.spi.files import replace_file
 from firmware.spi.method import Choice
 from firmware.spi.writer import first_difference
+from hw.files import replace_file
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import json
 import logging
 from pathlib import Path
 
-from firmware.spi.files import replace_file
+from hw.files import replace_file
 
 log = logging.getLogger(__name__)
 

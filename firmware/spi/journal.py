@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from firmware.spi.files import replace_file
+from hw.files import replace_file
 
 log = logging.getLogger(__name__)
 

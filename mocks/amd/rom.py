@@ -17,7 +17,8 @@ from hw.errors import NotModelled, ProfileError
 from mocks.amd import ifwi
 from mocks.amd.block import ALL_BITS, Block, Reg, on_read, on_write, stored
 from mocks.lasting import folder_name
-from mocks.spi import ChipModel, SpiChip
+from mocks.spi import SpiChip
+from mocks.spi_model import ChipModel
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ from mocks.asm24 import descriptors, flash, images
 from mocks.asm24.custom import DFU_COOKIE, DFU_COOKIE_AT, STATUS_TIME, CustomFirmware
 from mocks.asm24.device import Answer, Control, Firmware, Setup, Stall
 from mocks.asm24.stock import RomLoader, StockFirmware
-from mocks.spi import WIP
+from mocks.spi_model import WIP
 
 if TYPE_CHECKING:
     from mocks.asm24.chip import Asm24

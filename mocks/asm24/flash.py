@@ -9,7 +9,8 @@ from hw.errors import NotModelled
 from mocks.asm24 import images
 from mocks.asm24.xdata import Xdata
 from mocks.lasting import folder_name
-from mocks.spi import BP_SHIFT, SRP0, WIP, ChipModel, SpiChip
+from mocks.spi import SpiChip
+from mocks.spi_model import BP_SHIFT, SRP0, WIP, ChipModel
 
 if TYPE_CHECKING:
     from mocks.clock import Scheduler

@@ -19,7 +19,8 @@ from firmware.spi.plan import make_plan
 from firmware.spi.writer import Writer, check_protection
 from hw.errors import BusLost
 from mocks.amd import ifwi
-from mocks.spi import CMP, ChipModel, SpiChip
+from mocks.spi import SpiChip
+from mocks.spi_model import CMP, ChipModel
 from tests.firmware.spi.card import FlashCard
 from tests.firmware.spi.support import GD25LQ16, SIZE, make_chip, make_flash
 

@@ -12,7 +12,8 @@ import zstandard
 
 from firmware.serprog import ACK, NAK, Programmer, Session
 from firmware.spi.flash import SpiFlash
-from mocks.spi import ChipModel, SpiChip
+from mocks.spi import SpiChip
+from mocks.spi_model import ChipModel
 from tests.firmware.spi.card import FlashCard
 from tests.firmware.spi.support import SIZE, Wire, make_chip
 

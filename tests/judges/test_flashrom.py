@@ -18,7 +18,7 @@ from firmware.serprog import Programmer, Server
 from firmware.spi.chips import Chip, chips
 from firmware.spi.flash import SpiFlash
 from mocks.amd import ifwi
-from mocks.spi import ChipModel
+from mocks.spi_model import ChipModel
 from tests.firmware.spi.card import FlashCard
 from tests.firmware.spi.support import Wire, make_chip
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from hw.errors import NotModelled, ProfileError
-from mocks.spi import CMP, SRP0, SRP1, WEL, WIP, ChipModel, SpiChip
+from mocks.spi import SpiChip
+from mocks.spi_model import CMP, SRP0, SRP1, WEL, WIP, ChipModel
 from tests.firmware.spi.support import GD25LQ16, SIZE, busy_wait, make_chip
 
 PATTERN = bytes(range(256))

@@ -10,7 +10,8 @@ from firmware.spi.flash import SpiFlash
 from hw.errors import BusLost
 from mocks.clock import Scheduler, SimClock
 from mocks.faults import FaultPlan
-from mocks.spi import ChipModel, SpiChip
+from mocks.spi import SpiChip
+from mocks.spi_model import ChipModel
 
 GD25LQ16 = ChipModel("GD25LQ16", bytes.fromhex("c86015"), 0x200000, bytes.fromhex("c814"))
 SIZE = GD25LQ16.size

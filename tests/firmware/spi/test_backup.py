@@ -9,9 +9,9 @@ import pytest
 
 from firmware.spi.backup import Backup, Backups, keep_old, read_twice, save
 from firmware.spi.errors import ReadUnstable
-from firmware.spi.files import replace_file
 from firmware.spi.method import Choice
-from mocks.spi import ChipModel
+from hw.files import replace_file
+from mocks.spi_model import ChipModel
 from tests.firmware.spi.support import make_chip, make_flash
 
 SMALL = ChipModel("GD25LQ80", bytes.fromhex("c86014"), 0x100000)

@@ -13,7 +13,7 @@ from firmware.spi.chips import chips, find
 from firmware.spi.errors import ChipSilent, ChipUnknown
 from firmware.spi.flash import SpiFlash
 from firmware.spi.protection import SCHEMES, complemented
-from mocks.spi import ChipModel
+from mocks.spi_model import ChipModel
 from tests.firmware.spi.card import FlashCard
 from tests.firmware.spi.support import Wire, make_chip
 

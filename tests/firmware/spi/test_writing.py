@@ -15,7 +15,8 @@ from firmware.spi.flash import SpiFlash
 from firmware.spi.journal import Journal
 from firmware.spi.plan import Plan, make_plan
 from firmware.spi.writer import Writer, check_protection, first_difference
-from mocks.spi import CMP, SRP0, ChipModel, SpiChip
+from mocks.spi import SpiChip
+from mocks.spi_model import CMP, SRP0, ChipModel
 from tests.firmware.spi.support import SIZE, make_chip, make_flash
 
 CHIP = chips()[bytes.fromhex("c86015")]
