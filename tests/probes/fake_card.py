@@ -15,6 +15,8 @@ from typing import Any
 
 from drivers.amd.device import AmdDevice
 from drivers.amd.layouts import smu as layout
+from drivers.amd.page_entries import GFX11
+from drivers.amd.usage import mapped_vram
 from firmware.store import FirmwareStore
 from hw.pci.device import COMMAND
 from mocks.amd.fw import fabricate
@@ -23,8 +25,8 @@ from tests.hw.fake_sysfs import FakeBar, FakeFunction, FakeHost
 
 ADDRESS = "0000:03:00.0"
 REGISTERS = 1 << 20
-COPIED = 64 << 20
-"""bytes from the start of VRAM that hold boot memory and page tables"""
+BOOT_MEMORY = 32 << 20
+"""bytes from the start of VRAM, where the power controller puts its table"""
 DISCOVERY = 64 << 10
 """bytes from the end of VRAM from where the discovery table lies"""
 MAPPED = 8 << 20
@@ -50,7 +52,14 @@ class Card:
         self.metrics = layout.metrics((13, 0, 0)).decode(self.table)
         self.table_at = device.boot_memory.smu_table
         self.vram_size = gpu.vram_size
-        self.low = gpu.vram.read(0, COPIED)
+        self.tables: dict[int, bytes] = {}
+        """the page tables, by place"""
+
+        def read(offset: int, size: int) -> bytes:
+            self.tables[offset] = gpu.vram.read(offset, size)
+            return self.tables[offset]
+
+        mapped_vram(read, device.boot_memory.root_table, GFX11, gpu.vram_size)
         self.high = gpu.vram.read(gpu.vram_size - DISCOVERY, DISCOVERY)
         self.registers = {index: value for index, value in gpu.regs.items() if index < REGISTERS // 4}
         config = bytearray(machine.export_config(ADDRESS))
@@ -64,7 +73,9 @@ class Card:
         bars = {0: FakeBar(0x78_0000_0000, 32 << 30), 2: FakeBar(0x80_0000_0000, 2 << 20), 5: FakeBar(0xFCB0_0000, REGISTERS, 0x40200)}
         function = host.add_function(address, self.config, bars, power_state=power_state, enabled=1)
         with (function.directory / "resource0").open("r+b") as file:
-            file.write(self.low)
+            for offset, content in self.tables.items():
+                file.seek(offset)
+                file.write(content)
             file.seek(self.vram_size - DISCOVERY)
             file.write(self.high)
         with (function.directory / "resource5").open("r+b") as file:
@@ -84,7 +95,8 @@ class Controller(threading.Thread):
         """(message, argument)"""
         self._stop_asked = threading.Event()
         self._files = [os.open(function.directory / f"resource{bar}", os.O_RDWR) for bar in (0, 5)]
-        self._memory, self._registers = (mmap.mmap(file, size) for file, size in zip(self._files, (COPIED, REGISTERS), strict=True))
+        self._memory, self._registers = (mmap.mmap(file, size) for file, size in zip(self._files, (BOOT_MEMORY, REGISTERS), strict=True))
+        self.set(layout.MAIN_MAILBOX.message, 0)  # the last message of the boot: a real mailbox acts when it is written, this one on what it finds
 
     def run(self) -> None:
         box = layout.MAIN_MAILBOX
