@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,6 +12,7 @@ from firmware.spi.chips import ID_BYTES, Chip, find, likely_rotation
 from firmware.spi.controller import Progress, SpiController, no_progress
 from firmware.spi.errors import ChipBusy, ChipSilent, ChipUnknown, StatusUnchanged, WriteEnableFailed
 from firmware.spi.protection import CMP, WEL, WIP, Protection
+from hw.clock import Clock
 from hw.errors import OutOfWindow, WaitTimeout
 from hw.poll import poll
 from hw.signals import uninterrupted
@@ -33,6 +34,10 @@ SFDP_CAPTURES = (20, 24)
 SR1_KEPT = 0xFC
 """bits of SR1 that a status write keeps; WIP and WEL are not writable"""
 BLANK = 0xFF
+EARLIER_WORK_LIMIT = 10.0
+"""s; a large erase"""
+SHORTEST_PAUSE = 0.1e-3
+"""s between two looks at the status"""
 
 
 @dataclass(frozen=True)
@@ -62,8 +67,11 @@ class Identity:
 
 
 def identify(controller: SpiController) -> Identity:
-    """Ask the chip who it is. Sends READ ID, and READ SFDP when the id is not in the table. Raises ChipSilent, ChipUnknown."""
+    """Ask the chip who it is. Sends READ ID, and READ SFDP when the id is not in the table. Raises ChipSilent, ChipUnknown, ChipBusy."""
     captured = controller.receive(READ_ID, ID_CAPTURE)
+    if len(set(captured)) == 1:
+        _wait_for_earlier_work(controller)
+        captured = controller.receive(READ_ID, ID_CAPTURE)
     if len(set(captured)) == 1:
         raise ChipSilent("reading the id of the flash chip", read=f"id bytes {captured.hex(' ')}")
     found = find(captured)
@@ -74,6 +82,26 @@ def identify(controller: SpiController) -> Identity:
     if described is None:
         raise ChipUnknown("the flash chip", read=f"id bytes {captured.hex(' ')}, no usable SFDP table")
     return Identity(described[0], captured, turn, described[1])
+
+
+def _wait_for_earlier_work(controller: SpiController) -> None:
+    """A chip that is still at what a killed run has started answers its status and nothing else. Raises ChipBusy."""
+
+    def status() -> int:
+        return controller.receive(READ_STATUS[0], 1)[0]
+
+    if status() != BLANK:
+        _wait_idle(status, controller.clock, "the operation that the chip was found at", 0.0, EARLIER_WORK_LIMIT)
+
+
+def _wait_idle(status: Callable[[], int], clock: Clock, what: str, typical: float, limit: float) -> None:
+    """Wait until WIP clears; the first look comes after the usual time. Raises ChipBusy."""
+    if typical:
+        clock.sleep(typical)
+    try:
+        poll(status, lambda sr1: not sr1 & WIP, what=what, within=limit, typical=max(typical / 4, SHORTEST_PAUSE), clock=clock)
+    except WaitTimeout as error:
+        raise ChipBusy(f"{what} did not end within {limit:g} s", read=error.read) from error
 
 
 def _by_sfdp(controller: SpiController, jedec: bytes) -> tuple[Chip, int] | None:
@@ -186,10 +214,6 @@ class SpiFlash:
             raise StatusUnchanged("CMP stays set after it was cleared", read=f"SR1 = {after.sr1:#04x}, SR2 = {after.sr2:#04x}")
         return after
 
-    def wait_ready(self) -> None:
-        """Wait out an operation that somebody else started. Raises ChipBusy."""
-        self._wait_idle("waiting for the chip to be idle", 0.0, self.chip.erase.limit)
-
     # --- inside ---
 
     def _check(self, offset: int, size: int) -> None:
@@ -206,11 +230,4 @@ class SpiFlash:
             raise WriteEnableFailed(f"{what}: write enable was not taken", read=f"SR1 = {seen:#04x}")
 
     def _wait_idle(self, what: str, typical: float, limit: float) -> None:
-        """Wait until WIP clears; the first look comes after the usual time."""
-        clock = self.controller.clock
-        if typical:
-            clock.sleep(typical)
-        try:
-            poll(self._status1, lambda sr1: not sr1 & WIP, what=what, within=limit, typical=max(typical / 4, 0.1e-3), clock=clock)
-        except WaitTimeout as error:
-            raise ChipBusy(f"{what} did not end within {limit:g} s", read=error.read) from error
+        _wait_idle(self._status1, self.controller.clock, what, typical, limit)

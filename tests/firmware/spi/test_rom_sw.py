@@ -9,7 +9,7 @@ import pytest
 
 from bridges.open import Selection, open_pci
 from drivers.amd.flash import open_port
-from firmware.spi.errors import ChipSilent, EngineGated, EngineStuck, RomUnreachable
+from firmware.spi.errors import ChipBusy, ChipSilent, EngineGated, EngineStuck, RomUnreachable
 from firmware.spi.flash import SpiFlash
 from hw.errors import BusLost
 from hw.trace import TracedDevice
@@ -89,6 +89,21 @@ def test_sending_and_erasing_change_the_chip() -> None:
     flash.program(0x10080, bytes(range(128)))
     assert card.content[0x10000:0x10100] == b"\xff" * 128 + bytes(range(128))
     assert card.content[0xFFFF] != 0xFF or card.content[0x11000] != 0xFF
+
+
+def test_a_chip_that_is_still_at_what_a_killed_run_began_is_waited_for() -> None:
+    card = FlashCard(content="noise")
+    with card.port.engine.session():
+        card.port.engine.send(0x06)
+        card.port.engine.send(0x20, address=0x1000)
+    assert card.chip.busy
+    assert SpiFlash.open(card.port.engine).read(0x1000, 0x1000) == b"\xff" * 0x1000
+    stuck = FlashCard(faults="flash-stuck-busy")
+    with stuck.port.engine.session():
+        stuck.port.engine.send(0x06)
+        stuck.port.engine.send(0x20, address=0x1000)
+    with pytest.raises(ChipBusy, match="the operation that the chip was found at did not end within 10 s"):
+        SpiFlash.open(stuck.port.engine)
 
 
 def test_a_gated_engine_is_refused_before_anything_is_written() -> None:
