@@ -55,7 +55,9 @@ def pattern(size: int, seed: int = 0) -> bytes:
 # --- results ----------------------------------------------------------------------------------------------------------
 
 SMALL = [1, 3, 4, 7, READ_LIMIT, READ_LIMIT + 1, WRITE_LIMIT, WRITE_LIMIT + 1, 4096, 5001]
-LARGE = [PART - MARK_BYTES, PART - MARK_BYTES + 1, PART, PAYLOAD - 1, PAYLOAD, PAYLOAD + 1, PAYLOAD + INLINE_LIMIT, PAYLOAD + INLINE_LIMIT + 4, FILL, FILL + 1, 4 * MIB, 3 * FILL + 777]
+PARTS = [PART - MARK_BYTES, PART - MARK_BYTES + 1, PART]
+FILLS = [PAYLOAD - 1, PAYLOAD, PAYLOAD + 1, PAYLOAD + INLINE_LIMIT, PAYLOAD + INLINE_LIMIT + 4, FILL, FILL + 1]
+LARGE = [*PARTS, *FILLS, 4 * MIB, 3 * FILL + 777]
 
 
 @pytest.mark.parametrize("size", SMALL)

@@ -77,7 +77,7 @@ def local() -> Seen:
     return booted(over_pci())
 
 
-@pytest.mark.parametrize("profile", ["navi31-asm24", "navi31-asm24-stock"])
+@pytest.mark.parametrize("profile", ["navi31-asm24", pytest.param("navi31-asm24-stock", marks=pytest.mark.slow)])
 def test_boot_writes_the_same_registers_in_the_same_order(local: Seen, profile: str) -> None:
     bridged = booted(over_usb(profile))
     for name in SAME:
