@@ -70,7 +70,10 @@ class Reading:
 
     def __getitem__(self, key: str) -> Figure:
         """A figure by its key. Raises KeyError."""
-        return next((figure for figure in self.figures if figure.key == key), None) or _missing(key)
+        found = self.get(key)
+        if found is None:
+            raise KeyError(key)
+        return found
 
     def get(self, key: str) -> Figure | None:
         """A figure by its key; None where this GPU has no such figure."""
@@ -79,10 +82,6 @@ class Reading:
     def group(self, prefix: str) -> tuple[Figure, ...]:
         """The figures of one kind: "temperature", "voltage"."""
         return tuple(figure for figure in self.figures if figure.key.startswith(f"{prefix}_"))
-
-
-def _missing(key: str) -> Figure:
-    raise KeyError(key)
 
 
 def decode(generation: Generation, fields: Fields, previous: Fields | None = None, limits: Mapping[str, float] = {}) -> Reading:
