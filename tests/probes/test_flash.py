@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -247,3 +249,23 @@ def test_processes_share_the_flash_through_the_state_folder(tmp_path: Path) -> N
     assert status == 0, text
     assert tghw("--mock", EMPTY, "flash", "verify", str(image), "--sector-count", "8")[0] == 0
     assert (tmp_path / "state" / "tghw" / "machines" / EMPTY / "0000_03_00.0" / "flash.bin").read_bytes() == image.read_bytes()
+
+
+def test_the_chip_is_lent_over_the_loopback_until_it_is_interrupted(tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "probes.main", "--mock", EMPTY, "--state", str(tmp_path), "flash", "serprog", "--listen", "127.0.0.1:0"]
+    server = subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert server.stderr is not None
+    first, second = server.stderr.readline(), server.stderr.readline()
+    assert "reading only (--yes allows writing)" in first
+    port = int(second.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+        client.sendall(b"\x10" + b"\x13\x01\x00\x00\x03\x00\x00\x9f" + b"\x13\x01\x00\x00\x00\x00\x00\x06")
+        answer = b""
+        while len(answer) < 7:
+            answer += client.recv(64)
+    assert answer == b"\x15\x06" + b"\x06\xc8\x60\x15" + b"\x15"
+    server.send_signal(signal.SIGINT)
+    _, err = server.communicate(timeout=30)
+    assert server.returncode == 130
+    assert "refused: the client wants to change the flash" in err
+    assert "the device was left restored" in err
