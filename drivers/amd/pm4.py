@@ -27,10 +27,9 @@ from drivers.amd.packets.values import (
     WaitOperation,
     WaitSpace,
 )
-from drivers.queue.builder import Queue, Submitter
+from drivers.queue.builder import PacketError, Queue, Submitter
 from drivers.queue.signals import TIMESTAMP, Signal
 from drivers.queue.symbols import Operand, high32, low32
-from hw.errors import TghwError
 
 _P = pm4("gfx11")
 _WAIT = _P["WAIT_REG_MEM"]
@@ -70,12 +69,6 @@ SCRATCH_DESCRIPTOR_SWIZZLE = 1 << 31
 SCRATCH_DESCRIPTOR_RECORDS = 0xFFFFFFFF
 SCRATCH_DESCRIPTOR_FORMAT = 0x20C14000
 """words 1 (with the address), 2 and 3 of the buffer descriptor of a kernel that wants its scratch memory described"""
-
-
-class PacketError(TghwError):
-    """A command that cannot be put in a packet of this queue. Nothing was added."""
-
-    code = "packet"
 
 
 @dataclass(frozen=True)

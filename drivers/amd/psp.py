@@ -55,6 +55,8 @@ class HalfStarted(PspError):
     """The boot loader refuses the very first part. Either it is a wrong file, or an earlier start was cut off half way, by a process that
     died or a cable that was pulled; then it works after a reset."""
 
+    code = "psp-half-started"
+
 
 class Psp:
     """The security processor of one GPU."""

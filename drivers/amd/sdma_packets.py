@@ -7,10 +7,9 @@ from typing import Self
 
 from drivers.amd.packets import sdma
 from drivers.amd.packets.values import MAX_IB_DWORDS, MAX_SDMA_COPY, SDMA_RETRY_FOREVER, Compare, SdmaMtype
-from drivers.queue.builder import Queue, Submitter
+from drivers.queue.builder import PacketError, Queue, Submitter
 from drivers.queue.signals import TIMESTAMP, Signal
 from drivers.queue.symbols import Operand, high32, low32
-from hw.errors import TghwError
 
 _S = sdma("sdma6")
 
@@ -30,12 +29,6 @@ ALL_ONES = 0xFFFFFFFF
 INDIRECT_ALIGN = 8
 INDIRECT_BYTES = 4 * INDIRECT_ALIGN
 """ an indirect buffer is a multiple of this long, and the packet that calls it ends on a multiple of it"""
-
-
-class SdmaPacketError(TghwError):
-    """A command that cannot be put in a packet of this queue. Nothing was added."""
-
-    code = "packet"
 
 
 class CopyQueue(Queue):
@@ -84,9 +77,9 @@ class CopyQueue(Queue):
         return self.append(WRITE, low32(address), high32(address), len(words) - 1, *words)
 
     def fill(self, address: Operand, pattern: int, size: int) -> Self:
-        """Repeat a dword over `size` bytes. Raises SdmaPacketError unless that is a multiple of 4 that one packet holds."""
+        """Repeat a dword over `size` bytes. Raises PacketError unless that is a multiple of 4 that one packet holds."""
         if size % 4 or not 0 < size <= MAX_SDMA_COPY:
-            raise SdmaPacketError(f"a fill of {size} bytes with dwords")
+            raise PacketError(f"a fill of {size} bytes with dwords")
         return self.append(FILL_DWORDS, low32(address), high32(address), pattern, size - 4)
 
     def nop(self) -> Self:
@@ -94,7 +87,7 @@ class CopyQueue(Queue):
         return self.append(NOP)
 
     def indirect(self, va: int, dwords: int) -> Self:
-        """Run `dwords` words at `va`. Raises SdmaPacketError for a buffer the engine would not take."""
+        """Run `dwords` words at `va`. Raises PacketError for a buffer the engine would not take."""
         self.ends_aligned = True
         return self.append(*self.call_words(va, dwords))
 
@@ -104,5 +97,5 @@ class CopyQueue(Queue):
 
     def call_words(self, va: int, dwords: int) -> list[int]:
         if dwords % INDIRECT_ALIGN or not 0 < dwords <= MAX_IB_DWORDS or va % 32:
-            raise SdmaPacketError(f"an indirect buffer of {dwords} dwords at {va:#x}", means="a multiple of 8 dwords at a multiple of 32 bytes is wanted")
+            raise PacketError(f"an indirect buffer of {dwords} dwords at {va:#x}", means="a multiple of 8 dwords at a multiple of 32 bytes is wanted")
         return [INDIRECT, va & 0xFFFFFFFF, va >> 32, dwords, 0, 0]

@@ -27,6 +27,14 @@ class QueueClosed(TghwError):
     default_remedy = "record all commands before bind()"
 
 
+class PacketError(TghwError):
+    """A command that cannot be put in a packet of this queue. Nothing was added."""
+
+    code = "packet"
+    default_means = "the command asks for more, or for something else, than the queue's packets can carry"
+    default_remedy = "split the command, or use the queue that has a packet for it"
+
+
 class Memory(Protocol):
     """Device-visible memory with a window for the CPU."""
 

@@ -23,9 +23,9 @@ from drivers.amd.pm4 import (
     STORE_32_AND_INTERRUPT,
     ComputeQueue,
     HdpRegisters,
-    PacketError,
     ScratchArea,
 )
+from drivers.queue.builder import PacketError
 from drivers.queue.signals import Signal
 
 VECTORS = {vector["id"].removeprefix("gfx1100."): vector for vector in json.loads((Path(__file__).parents[2] / "data/amd_pm4.json").read_text())["vectors"]}

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from drivers.amd.sdma_packets import CopyQueue, SdmaPacketError
+from drivers.amd.sdma_packets import CopyQueue
+from drivers.queue.builder import PacketError
 from drivers.queue.ring import ByteRing, RingOverrun
 from drivers.queue.signals import Signal
 from hw.clock import HOST_CLOCK
@@ -118,7 +119,7 @@ def test_submission_larger_than_the_ring_is_refused_and_nothing_is_written() -> 
 
 def test_indirect_buffers_that_the_engine_would_not_take_are_refused() -> None:
     for va, dwords in ((0x1000, 7), (0x1000, 0), (0x1010, 8), (0x1000, 1 << 20)):
-        with pytest.raises(SdmaPacketError):
+        with pytest.raises(PacketError):
             CopyQueue().indirect(va, dwords)
 
 
