@@ -12,8 +12,8 @@ from collections.abc import Callable
 from bridges.asm24 import scsi
 from bridges.asm24.custom import CustomProtocol
 from bridges.asm24.dfu import BootStub, enter_stub
-from bridges.asm24.errors import BridgeFlashRefused, CswError, EndpointStall, FlashCommandFailed, FlashVerify, UsbTimeout
-from bridges.asm24.ids import Protocol
+from bridges.asm24.errors import BridgeFlashRefused, CswError, DfuIncompatible, EndpointStall, FlashCommandFailed, FlashVerify, UsbTimeout
+from bridges.asm24.ids import BOOT_STUB_PRODUCT, Protocol
 from bridges.asm24.image import BLOCK_SIZE, Image, Kind, block_problem
 from bridges.asm24.session import BridgeSession
 from bridges.asm24.spi import SECTOR, BridgeFlash
@@ -132,17 +132,22 @@ class SpiWriter(Writer):
         if not isinstance(protocol, CustomProtocol):
             raise BridgeFlashRefused(f"{self.session.address} does not run the open firmware")
         self._flash = BridgeFlash(protocol)
+        self._marginal: set[int] = set()
+        """sectors that do not read the same each time"""
         self.jedec = self._flash.begin()
 
     def backup(self, progress: Progress) -> bytes:
         """The whole chip."""
         end = self._flash.size
-        data = b""
+        data = bytearray()
         for start in range(0, end, SECTOR):
-            data += self._flash.read(start, SECTOR)
+            sector, stable = self._flash.read_marginal(start)
+            data += sector
+            if not stable:
+                self._marginal.add(start)
             progress(start + SECTOR, end)
-        self._before = data
-        return data
+        self._before = bytes(data)
+        return self._before
 
     def write(self, progress: Progress) -> None:
         wanted = self._before[:IMAGE_AT] + self.image.data
@@ -152,7 +157,7 @@ class SpiWriter(Writer):
             end = -(-(IMAGE_AT + len(self.image.data)) // SECTOR) * SECTOR
             for start in range(0, end, SECTOR):
                 sector = wanted[start : start + SECTOR]
-                if sector != self._before[start : start + SECTOR]:
+                if start in self._marginal or sector != self._before[start : start + SECTOR]:
                     with uninterrupted():
                         self._flash.erase_sector(start)
                         self._flash.program(start, sector)
@@ -167,15 +172,30 @@ class StubWriter(Writer):
 
     def prepare(self) -> None:
         if self.session.kind is Protocol.CUSTOM:
-            try:
-                enter_stub(self.session.link)
-            except (EndpointStall, UsbTimeout) as error:
-                raise BridgeFlashRefused(
-                    f"{self.session.address} has no boot stub", read=error.what, means="application images need one; this board's firmware is a wrapped image"
-                ) from error
+            self._enter()
         self.session.link.claim(0)
         self._stub = BootStub(self.session.link)
-        self._stub.check(self.image)
+        try:
+            self._stub.check(self.image)
+        except DfuIncompatible:
+            if self.session.kind is Protocol.CUSTOM:
+                self._stub.restart()  # it was running before, and runs again
+            raise
+
+    def _enter(self) -> None:
+        """From the application into the stub. Older builds let the request pass and stay as they are."""
+        link = self.session.link
+        answer = ""
+        try:
+            enter_stub(link)
+        except (EndpointStall, UsbTimeout) as error:
+            answer = error.what
+        if answer or link.bridge.product != BOOT_STUB_PRODUCT:
+            raise BridgeFlashRefused(
+                f"{self.session.address} has no boot stub",
+                read=answer or f"still {link.bridge.vendor:04x}:{link.bridge.product:04x} after the request",
+                means="application images need one; the firmware on this board is a wrapped image",
+            )
 
     def backup(self, progress: Progress) -> bytes:
         """The application's area."""

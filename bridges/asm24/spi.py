@@ -5,12 +5,15 @@ The firmware runs from RAM, so that the flash may be erased meanwhile. Sources: 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from bridges.asm24.custom import CustomProtocol
 from bridges.asm24.errors import FlashBusyTimeout, FlashError, FlashProtected
 from hw.errors import WaitTimeout
 from hw.poll import poll
+
+log = logging.getLogger(__name__)
 
 SECTOR = 4096
 READ_LENGTH = 4096
@@ -88,6 +91,15 @@ class BridgeFlash:
 
     def _read_sector(self, start: int) -> bytes:
         return self._stable(lambda: self._command(READ, address=start, length=READ_LENGTH), SECTOR)
+
+    def read_marginal(self, start: int) -> tuple[bytes, bool]:
+        """A sector, and whether it reads the same each time. One in which a write was cut off may not, until it is erased again."""
+        try:
+            return self._read_sector(start), True
+        except FlashError as error:
+            log.warning("the sector at %#x: %s: a write was cut off there", start, error.what)
+            self._command(READ, address=start, length=READ_LENGTH)
+            return self._p.read_xdata(BUFFER, SECTOR), False
 
     def _stable(self, command: Callable[[], None], size: int) -> bytes:
         """What a command puts into the buffer, read again until two results in a row agree. Before each the buffer's first byte is set to

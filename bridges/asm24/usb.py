@@ -43,6 +43,7 @@ VENDOR_IN = 0xC0
 TIMEOUT_MS = 1000
 RESET_WITHIN = 5.0
 """seconds until a device is back after a reset of its port"""
+LEAVES_WITHIN = 2.0
 DRAIN_MS = 100
 
 SPEEDS = {1: 1.5, 2: 12, 3: 480, 4: 5000, 5: 10000, 6: 20000}
@@ -219,11 +220,20 @@ class UsbLink:
             self.find_again()
 
     def find_again(self, within: float = RESET_WITHIN) -> None:
-        """After the device left the bus: wait for one on the same port. Raises BridgeLost."""
+        """The device is about to leave the bus, or has: wait for one on the same port that enumerated anew. Raises BridgeLost.
+
+        One that stays as it is for LEAVES_WITHIN seconds never left, and is taken. One that comes back at another speed is on another
+        bus, with the same port numbers.
+        """
+        before, patience = (self._device.bus, self._device.address), self.clock.now() + LEAVES_WITHIN
+        port = self.address.partition("-")[2]
         self._dispose()
 
         def look() -> UsbBridge | None:
-            return next((each for each in attached(self._backend) if each.address == self.address), None)
+            here = [each for each in attached(self._backend) if each.address.partition("-")[2] == port]
+            found = next((each for each in here if each.address == self.address), here[0] if here else None)
+            stayed = found is not None and (found.device.bus, found.device.address) == before and self.clock.now() < patience
+            return None if stayed else found
 
         try:
             found = poll(look, lambda each: each is not None, what=f"return of {self.address}", within=within, typical=0.1, clock=self.clock)
