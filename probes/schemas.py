@@ -330,6 +330,20 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "disasm": _object({"arch": STRING, "sections": _array({"type": "object"})}),
     "mock list": _object({"profiles": _array(_object({"name": STRING, "summary": STRING}))}),
     "mock show": _object({"name": STRING, "summary": STRING, "functions": _array({"type": "object"}), "faults": {"type": "object"}}),
+    "bridge info": _object({"bridges": _array({"type": "object", "description": "one bridge: ids, firmware, usb_speed (Mb/s), link_state, link, behind, problem"})}),
+    "bridge reset": _object({"address": STRING, "reset": {"enum": ["slot", "cpu", "usb"]}, "link_state": INTEGER}),
+    "bridge flash": _object(
+        {
+            "address": STRING,
+            "product": STRING,
+            "image": STRING,
+            "method": STRING,
+            "bytes": INTEGER,
+            "sha256": STRING,
+            "backup": {**NULLABLE_STRING, "description": "file with what was in the flash before"},
+            "written": BOOLEAN,
+        }
+    ),
     "bench": {"type": "object", "description": "one key a benchmark; inside: figure name to value, unit in the name"},
     "demo": _object({"steps": _array({"type": "object"}), "ok": BOOLEAN, "seconds": NUMBER}),
     "explain": {"oneOf": [EXPLAINED, _object({"codes": _array(STRING)})]},
