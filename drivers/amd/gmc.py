@@ -8,6 +8,7 @@ Sources: public amdgpu code and headers (gfxhub_v3_0, mmhub_v3_0, gmc_v11_0).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -164,33 +165,48 @@ class Hub:
 
     def invalidate(self, vmid: int = 0) -> None:
         """Forget every cached translation of a VMID. The HDP must have been flushed before. Raises HubError, BusLost."""
-        semaphore = self.reg(f"VM_INVALIDATE_ENG{ENGINE}_SEM") if self.name == "mm" else None
-        acknowledge = self.reg(f"VM_INVALIDATE_ENG{ENGINE}_ACK")
+        if self.name != "mm":
+            self._request_invalidation(vmid)
+            return
+        semaphore = self.reg(f"VM_INVALIDATE_ENG{ENGINE}_SEM")
+        taken = True
         try:
-            if semaphore:
-                self.dev.wait(semaphore, lambda value: bool(value & 1), what="acquiring the invalidation semaphore", within=INVALIDATE_WITHIN)
-            self.reg(f"VM_INVALIDATE_ENG{ENGINE}_REQ").write(
-                per_vmid_invalidate_req=1 << vmid,
-                flush_type=0,
-                invalidate_l2_ptes=1,
-                invalidate_l2_pde0=1,
-                invalidate_l2_pde1=1,
-                invalidate_l2_pde2=1,
-                invalidate_l1_ptes=1,
-            )
-            self.dev.wait(acknowledge, lambda value: bool(value >> vmid & 1), what="acknowledge of the invalidation", within=INVALIDATE_WITHIN, typical=2e-6)
+            try:
+                self._await(semaphore, lambda value: bool(value & 1), vmid, "acquiring the invalidation semaphore", holder="somebody else died holding the semaphore, or ")
+            except HubError:
+                taken = False
+                raise
+            self._request_invalidation(vmid)
+        finally:
+            if taken:  # or perhaps taken, when interrupted on the way: nobody else would ever give it back
+                semaphore.write(0)
+        reserved = self.reg("VM_L2_BANK_SELECT_RESERVED_CID2")
+        reserved.update(reserved_cache_private_invalidation=1)
+        reserved.read()  # the read orders the invalidation before what follows
+
+    def _request_invalidation(self, vmid: int) -> None:
+        self.reg(f"VM_INVALIDATE_ENG{ENGINE}_REQ").write(
+            per_vmid_invalidate_req=1 << vmid,
+            flush_type=0,
+            invalidate_l2_ptes=1,
+            invalidate_l2_pde0=1,
+            invalidate_l2_pde1=1,
+            invalidate_l2_pde2=1,
+            invalidate_l1_ptes=1,
+        )
+        acknowledge = self.reg(f"VM_INVALIDATE_ENG{ENGINE}_ACK")
+        self._await(acknowledge, lambda value: bool(value >> vmid & 1), vmid, "acknowledge of the invalidation", typical=2e-6)
+
+    def _await(self, register: Register, until: Callable[[int], bool], vmid: int, what: str, *, typical: float = 0.0, holder: str = "") -> None:
+        """Wait for a register of the invalidation. Raises HubError, BusLost."""
+        try:
+            self.dev.wait(register, until, what=what, within=INVALIDATE_WITHIN, typical=typical)
         except WaitTimeout as error:
-            holder = "somebody else died holding the semaphore, or " if "semaphore" in error.what else ""
             raise HubError(
                 f"TLB invalidation of VMID {vmid} in the {_TITLES[self.name]}: {error.what}",
                 read=error.read,
                 means=f"{holder}the hub is not set up, its clock is gated, or it hangs",
             ) from error
-        if semaphore:
-            semaphore.write(0)
-            reserved = self.reg("VM_L2_BANK_SELECT_RESERVED_CID2")
-            reserved.update(reserved_cache_private_invalidation=1)
-            reserved.read()  # the read orders the invalidation before what follows
 
     def read_fault(self, *, clear: bool = True) -> PageFault | None:
         """The latched fault, or None. Clearing lets the hub latch the next one. Raises BusLost."""

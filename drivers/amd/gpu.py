@@ -164,10 +164,11 @@ class AmdGpu(QueueDevice):
         """Really free the buffers that are kept for reuse, once nothing can use them any more."""
         self.synchronize()
         for kept in self._freed.values():
-            for buffer in kept:
+            while kept:  # one after the other, so that an interruption leaves none here that is gone already
+                buffer = kept.pop()
+                self._freed_bytes -= buffer.size
                 self.dev.memory.free(buffer.allocation)
         self._freed.clear()
-        self._freed_bytes = 0
 
     def copy_in(self, buffer: Buffer, data: BytesLike, offset: int = 0) -> None:
         """Host to device. Returns when the data was taken; work submitted later sees it. Raises BufferRange."""

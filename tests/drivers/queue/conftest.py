@@ -24,8 +24,12 @@ def open_on(machine: Machine) -> AmdGpu:
     """Boot the display-class function of a machine."""
     address = next(function.address for function in machine.functions() if function.identity().class_code >> 16 == 0x03)
     device = AmdDevice(machine.open(address), FirmwareStore.from_files(fabricate(machine.profile["gpu"]["chip"], machine.seed)))
-    device.boot()
-    gpu = AmdGpu(device)
+    try:
+        device.boot()
+        gpu = AmdGpu(device)
+    except BaseException:
+        device.close()
+        raise
     gpu.machine = machine  # type: ignore[attr-defined]
     return gpu
 
