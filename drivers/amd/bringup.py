@@ -173,12 +173,14 @@ class Bringup:
         dev.boot_range = Tlsf(bootmem.BOOT_SIZE, granule=bootmem.PAGE, name="boot memory")
         dev.boot_memory = bootmem.lay_out(dev.boot_range)
         pages = [dev.boot_memory.root_table]
+        buffer = dev.pci.transfer_buffer
         if not self.warm:
-            pages += [dev.boot_memory.scratch_page, dev.boot_memory.dummy_page, dev.boot_memory.psp_fence]
+            pages += [dev.boot_memory.scratch_page, dev.boot_memory.dummy_page]
+            if buffer is None:  # else the fence is in the bridge's memory
+                pages.append(dev.boot_memory.psp_fence)
         for page in pages:
             dev.vram.fill(page, bootmem.PAGE)
         dev.memory = MemoryManager(dev)
-        buffer = dev.pci.transfer_buffer
         if buffer is not None:
             dev.bridge_memory = map_bridge_memory(dev.memory, buffer)
 
