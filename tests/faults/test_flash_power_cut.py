@@ -113,7 +113,7 @@ def run_cases(seeds: range, folder: Path) -> int:
 
 
 def test_writes_survive_power_cuts(tmp_path: Path) -> None:
-    assert run_cases(range(8), tmp_path) >= 8
+    assert run_cases(range(6), tmp_path) >= 6
 
 
 @pytest.mark.slow
@@ -161,11 +161,11 @@ def on_a_card(seed: int, folder: Path) -> bool:
 
 def test_a_card_that_loses_power_is_written_again(tmp_path: Path) -> None:
     cuts = 0
-    for seed in range(4):
+    for seed in range(2):
         folder = tmp_path / str(seed)
         folder.mkdir()
         cuts += on_a_card(seed, folder)
-    assert cuts >= 2
+    assert cuts >= 1
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ def test_the_rescue_of_an_empty_card(flash: Any, tmp_path: Path) -> None:
     """Dump what is there, write an image, verify; at its next power-on the card boots from it, and only reading is left."""
     image = tmp_path / "image.bin"
     image.write_bytes(ifwi.fabricate(3))
-    dump = flash(EMPTY, "dump", str(tmp_path / "before.bin"), "--json").json
+    dump = flash(EMPTY, "dump", str(tmp_path / "before.bin"), "--json").json  # the backup that lets the write go ahead
     assert (dump["sha256"], dump["content"]) == (hashlib.sha256(b"\xff" * SIZE).hexdigest(), "blank")
     written = flash(EMPTY, "write", str(image), "--yes", "--json").json
     assert written["plan"]["erases"] == {}
