@@ -108,6 +108,22 @@ class Interrupted(TghwError):
     default_means = "Ctrl-C was pressed, or the process was asked to end"
 
 
+class ProgramFailed(TghwError):
+    """A program that was run ended with a mistake of its own."""
+
+    code = "program-failed"
+    default_means = "the program itself went wrong, not the device"
+    default_remedy = "correct it; `python PROGRAM` shows the whole traceback"
+
+
+class InternalError(TghwError):
+    """Something in tghw itself went wrong in a way that nobody expected."""
+
+    code = "internal"
+    default_means = "this is a mistake in tghw, not in the device and not in how it is used"
+    default_remedy = "please report it with what the same command shows with -vv"
+
+
 @dataclass(frozen=True)
 class Attempt:
     """One way to a device that was tried: the transport, what was done in words, and how it ended."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import typer
 
-from hw.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Interrupted, TghwError, UsageError
+from hw.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, InternalError, Interrupted, TghwError, UsageError
 from probes import context, render
 
 EPILOG = (
@@ -66,6 +68,7 @@ def _print_schema(arguments: list[str]) -> int:
 
 def run(arguments: list[str]) -> int:
     """Run one command line; returns its exit status. Typed errors become text, never a traceback."""
+    context.set_current(context.Common(json="--json" in arguments))
     try:
         common, rest = context.take_common(arguments)
     except TghwError as problem:
@@ -90,9 +93,13 @@ def run(arguments: list[str]) -> int:
         sys.stderr.close()
         return EXIT_FAILED
     except Exception as problem:
-        if not hasattr(problem, "format_message"):  # typer's own complaints about the command line; their class moves between its versions
+        if hasattr(problem, "format_message"):  # typer's own complaints about the command line; their class moves between its versions
+            return _wrong_use(problem)
+        if common.verbose > 1:
             raise
-        return _wrong_use(problem)
+        last = traceback.extract_tb(problem.__traceback__)[-1]
+        render.error(InternalError(f"{type(problem).__name__}: {problem}", read=f"in {last.name}, {Path(last.filename).name} line {last.lineno}"))
+        return EXIT_FAILED
     if status == EXIT_INTERRUPTED:  # some versions of typer turn Ctrl-C into this status themselves
         render.error(Interrupted("ended by a signal; the device was left restored"))
     return status

@@ -13,19 +13,11 @@ from typing import Annotated, Any
 
 import typer
 
-from hw.errors import DeviceError, TghwError, UsageError
+from hw.errors import DeviceError, ProgramFailed, TghwError, UsageError
 from probes import render
 from probes.context import current
 
 DEFAULT_DEVICE = "MOCKPCI+AMD"
-
-
-class ProgramFailed(TghwError):
-    """A program that was run ended with a mistake of its own."""
-
-    code = "program-failed"
-    default_means = "the program itself went wrong, not the device"
-    default_remedy = "correct it; `python PROGRAM` shows the whole traceback"
 
 
 def register(app: typer.Typer) -> None:

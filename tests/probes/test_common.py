@@ -112,6 +112,30 @@ def test_documents_are_those_of_the_schema(tghw, line):
     assert problems(SCHEMAS[schema], result.json) == []
 
 
+def test_a_mistake_of_our_own_is_told_without_a_traceback_unless_asked_for(tghw, monkeypatch):
+    from probes import boot
+
+    def broken(*arguments):
+        raise ValueError("no such luck")
+
+    monkeypatch.setattr(boot, "open_pci", broken)
+    result = tghw("--mock", "navi31", "boot", "amd", "--json")
+    assert result.status == 1
+    assert problems(FAILURE, result.json) == []
+    assert result.json["error"]["code"] == "internal"
+    assert result.json["error"]["what"] == "ValueError: no such luck"
+    assert "in broken, test_common.py line" in result.json["error"]["read"]
+    assert "Traceback" not in result.err
+    with pytest.raises(ValueError, match="no such luck"):
+        tghw("--mock", "navi31", "boot", "amd", "-vv")
+
+
+def test_an_option_without_its_value_is_an_error_document_too(tghw):
+    result = tghw("probe", "--json", "--mock")
+    assert result.status == 2
+    assert result.json["error"]["what"] == "--mock needs a value"
+
+
 def test_error_with_json_is_one_document_and_still_has_text_on_stderr(tghw):
     result = tghw("--mock", "no-such-machine", "probe", "--json")
     assert result.status == 2

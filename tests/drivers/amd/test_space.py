@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from pathlib import Path
+
 import pytest
 
+from drivers.amd import regs
 from drivers.amd.space import AmdSpace
 from drivers.amd.versions import table_for, target_of
 from hw.errors import NotSupported, UnknownHardware
+from hw.regs import RegisterTable
 from tests.drivers.amd.recorder import LoggedRegisters
 from tests.drivers.amd.support import bench
+
+
+def test_register_tables_are_small() -> None:
+    """All of them together; a card uses nine of eleven."""
+    files = sorted(Path(regs.__file__).parent.glob("*.reg"))
+    tracemalloc.start()
+    try:
+        tables = [RegisterTable(file.stem, file.read_text(encoding="ascii")) for file in files]
+        used = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert sum(len(table) for table in tables) > 2000
+    assert used < 15e6
 
 
 def logged() -> tuple[AmdSpace, LoggedRegisters]:
