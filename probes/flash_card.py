@@ -17,7 +17,7 @@ from firmware.spi.chips import Chip, chips
 from firmware.spi.flash import Status
 from firmware.spi.journal import Journal
 from firmware.spi.method import Choice, choose
-from hw.errors import PermissionMissing, UsageError
+from hw.errors import PermissionMissing, TghwError, UsageError
 from hw.lock import acquire
 from hw.pci.device import PciDevice
 from hw.signals import guarded_signals
@@ -66,7 +66,15 @@ def open_card(*, pipelined: bool = True) -> Iterator[Card]:
         records = folder / "flash" / _key(pci, profile_of(selection))
         records.mkdir(parents=True, exist_ok=True)
         stack.enter_context(acquire("flash", records))
-        yield Card(pci, open_port(pci, held=records / "held.json", pipelined=pipelined), records)
+        try:
+            yield Card(pci, open_port(pci, held=records / "held.json", pipelined=pipelined), records)
+        except OSError as error:
+            raise TghwError(
+                f"writing {error.filename or 'a file'}",
+                read=error.strerror or str(error),
+                means="a file of this computer could not be written; the card's registers were put back",
+                remedy="make room on the disk or choose another folder (--state), then run the same command again",
+            ) from error
 
 
 def _key(pci: PciDevice, profile: str | None) -> str:

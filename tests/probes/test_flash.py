@@ -137,6 +137,22 @@ def test_a_power_cut_behind_a_usb_bridge_is_told_with_what_is_left(flash: Any, t
     assert flash("navi31-asm24-empty-flash", "verify", str(image), "--sector-count", "2").status == 0
 
 
+def test_a_disk_without_room_is_an_error_with_the_card_put_back(flash: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = tmp_path / "image.bin"
+    image.write_bytes(hashlib.shake_256(b"any file").digest(SIZE))
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    write = ("write", str(image), "--yes", "--no-backup", "--sector-count", "2")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        result = flash(EMPTY, *write)
+    assert result.status == 1
+    assert "tghw: failed: writing a file\n  read:  No space left on device" in result.err
+    assert flash(EMPTY, *write).status == 0
+
+
 def test_a_worn_chip_is_told_with_its_address(flash: Any, tmp_path: Path) -> None:
     image = tmp_path / "image.bin"
     image.write_bytes(bytes(SIZE))
