@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import typer
 
-from bridges.open import Selection, amd_gpus, open_amd
+from bridges.open import Selection, amd_gpus, open_amd, open_pci
 from drivers.amd.device import AmdDevice
+from drivers.amd.flash import open_port
 from drivers.amd.telemetry import Telemetry
+from firmware.spi.backup import read_twice
+from firmware.spi.method import choose
 from hw.errors import DeviceError, NothingFound
 from probes import render
 from probes.context import current
@@ -26,15 +32,19 @@ def register(app: typer.Typer) -> None:
 
 
 def demo() -> None:
-    """Find a GPU, boot it from nothing, run kernels on it, and check the results against numpy."""
+    """Find a GPU, boot it from nothing, watch it, run kernels on it, check the results against numpy, and save its flash."""
     selection = current().selection()
     if selection.mock is None and selection.target is None:
         selection = replace(selection, mock=PROFILE)
     steps: list[dict[str, Any]] = []
     start = time.perf_counter()
-    _find(selection, steps)
-    _boot(selection, steps)
-    _compute(selection, steps)
+    with TemporaryDirectory() as folder:
+        if selection.state is None and selection.mock is not None:
+            selection = replace(selection, state=Path(folder))
+        _find(selection, steps)
+        _boot(selection, steps)
+        _compute(selection, steps)
+        _save_flash(selection, Path(folder), steps)
     seconds = time.perf_counter() - start
     if current().json:
         render.document({"steps": steps, "ok": True, "seconds": seconds})
@@ -114,3 +124,16 @@ def _compute(selection: Selection, steps: list[dict[str, Any]]) -> None:
             raise DeviceError(f"{name}: the result differs from numpy's", read=f"largest difference {error:g}, allowed {tolerance:g}")
         render.say(f"   {name:<28} agrees with numpy ({'exactly' if error == 0 else f'within {error:.1g}'}), {render.duration(seconds)}")
         steps.append({"step": "compute", "what": name, "largest_difference": error, "seconds": seconds})
+
+
+def _save_flash(selection: Selection, folder: Path, steps: list[dict[str, Any]]) -> None:
+    _title(5, "save its flash (reading changes nothing; `tghw flash dump FILE` keeps the copy)")
+    with open_pci(selection) as pci:
+        port = open_port(pci, held=folder / "held.json")
+        way = choose(port.engine, port.aperture, "auto")
+        start = time.perf_counter()
+        content = read_twice(way)
+        seconds = time.perf_counter() - start
+    digest = hashlib.sha256(content).hexdigest()
+    render.say(f"   {render.size(len(content))} by {way.method}, read twice and equal, {render.duration(seconds)}; sha256 {digest[:16]}...")
+    steps.append({"step": "flash", "size": len(content), "method": way.method, "sha256": digest, "seconds": seconds})

@@ -150,12 +150,12 @@ def test_unknown_program_is_wrong_use(tghw):
 def test_demo_shows_the_whole_story(tghw):
     result = tghw("demo")
     assert result.status == 0
-    for word in ("Radeon RX 7900 XTX", "cold -> running", "edge 37 C", "agrees with numpy"):
+    for word in ("Radeon RX 7900 XTX", "cold -> running", "edge 37 C", "agrees with numpy", "read twice and equal"):
         assert word in result.out
 
 
 def test_demo_as_json_has_every_step(tghw):
     document = tghw("demo", "--json").json
     assert problems(SCHEMAS["demo"], document) == []
-    assert [step["step"] for step in document["steps"]] == ["find", "boot", "watch", "compute", "compute", "compute"]
+    assert [step["step"] for step in document["steps"]] == ["find", "boot", "watch", "compute", "compute", "compute", "flash"]
     assert document["ok"] is True
