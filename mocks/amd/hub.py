@@ -16,7 +16,25 @@ from typing import TYPE_CHECKING
 from hw.errors import NotModelled
 from mocks.amd.block import ALL_BITS, Block, Reg, on_read, on_write, stored
 from mocks.amd.cache import CachedMemory
-from mocks.amd.tlb import EXECUTE, MTYPE_UNCACHED, PAGE, PAGE_SHIFT, READ, WALKER_NACK, WRITE, BadAddress, Context, TableCache, Translation, WalkFault
+from mocks.amd.tlb import (
+    EXECUTE,
+    MTYPE_UNCACHED,
+    NO_EXECUTE,
+    NO_READ,
+    NO_WRITE,
+    NOT_VALID,
+    PAGE,
+    PAGE_SHIFT,
+    READ,
+    WALKER_NACK,
+    WALKER_RANGE,
+    WRITE,
+    BadAddress,
+    Context,
+    TableCache,
+    Translation,
+    WalkFault,
+)
 
 if TYPE_CHECKING:
     from mocks.amd.gpu import Gpu
@@ -39,8 +57,7 @@ CLIENT_TCP = 8
 CLIENT_SQC_INSTRUCTION = 9
 CLIENT_SQC_DATA = 10
 CLIENT_SDMA0 = 13
-CLIENT_SDMA1 = 14
-"""client ids of the graphics hub in its fault status register"""
+"""client ids of the graphics hub in its fault status register; SDMA1 is the next one"""
 
 IH_CLIENT_GFX = 10
 IH_CLIENT_VMC = 18
@@ -217,7 +234,7 @@ class Hub(Block):
         if self._mode == MODE_PHYSICAL:
             offset = va - self._fb_base
             if not 0 <= offset < self.gpu.vram_size:
-                raise WalkFault("range", 1, 1, why="translation is not enabled (SYSTEM_ACCESS_MODE 0) and no VRAM lies there")
+                raise WalkFault("range", WALKER_RANGE, NOT_VALID, why="translation is not enabled (SYSTEM_ACCESS_MODE 0) and no VRAM lies there")
             return self._vram + offset, self.gpu.vram_size - offset
         raise NotModelled(f"{self.prefix}MC_VM_MX_L1_TLB_CNTL with system access mode {self._mode}")
 
@@ -229,7 +246,7 @@ class Hub(Block):
         if not found.system and found.address + va - found.first >= self.gpu.vram_size:
             raise WalkFault("valid", WALKER_NACK, 0, 1, why=f"the entry points to {found.address:#x}, beyond VRAM")
         if not found.flags & access:
-            kind, bit = ("write", 4) if access & WRITE else ("execute", 8) if access & EXECUTE else ("read", 2)
+            kind, bit = ("write", NO_WRITE) if access & WRITE else ("execute", NO_EXECUTE) if access & EXECUTE else ("read", NO_READ)
             raise WalkFault(kind, 0, bit, why=f"the page does not allow to {kind}")
         return found
 

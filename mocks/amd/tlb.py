@@ -17,7 +17,6 @@ TABLE_BITS = 9
 ENTRY_BYTES = 8
 LINE_ENTRIES = 8
 LINE_BITS = 3
-LINE_BYTES = ENTRY_BYTES * LINE_ENTRIES
 
 VALID = 1 << 0
 SYSTEM = 1 << 1
@@ -37,12 +36,10 @@ RESERVED = 1 << 3 | 3 << 52 | 1 << 57
 """bits that a gfx11 entry of an unprotected address space has at 0 (bit 3 is TMZ, which nothing here set up)"""
 
 WALKER_RANGE = 1
-WALKER_PDE0 = 2
-WALKER_PDE1 = 3
 WALKER_PDE2 = 4
 WALKER_FURTHER = 5
 WALKER_NACK = 6
-"""walker error codes of the fault status register; 0 for an entry of the last level"""
+"""walker error codes of the fault status register; 0 for an entry of the last level, 2 to 4 for directories: one more than the levels below"""
 
 NOT_VALID = 1
 """permission fault bits of the status register: no valid entry, and below: read, write, execute not allowed"""
