@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from hw.trace import load
@@ -152,6 +155,18 @@ def test_demo_shows_the_whole_story(tghw):
     assert result.status == 0
     for word in ("Radeon RX 7900 XTX", "cold -> running", "edge 37 C", "agrees with numpy", "read twice and equal"):
         assert word in result.out
+    assert lines_of(result.out) == recorded_demo(), "README.md shows another run: record it anew"
+
+
+def lines_of(text: str) -> list[str]:
+    """Lines without what the speed of this machine decides."""
+    return [re.sub(r"[\d.]+ (s|ms|us)(?= of ours|;|$)", "TIME", line.rstrip()) for line in text.strip().splitlines()]
+
+
+def recorded_demo() -> list[str]:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    block = readme.partition("<!-- demo:begin -->")[2].partition("<!-- demo:end -->")[0]
+    return lines_of(block.strip().removeprefix("```\n$ make demo\n").removesuffix("```"))
 
 
 def test_demo_as_json_has_every_step(tghw):
