@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from hw.errors import DeviceError, ProgramFailed, TghwError, UsageError
-from probes import render
+from probes import atomics, render
 from probes.context import current
 
 DEFAULT_DEVICE = "MOCKPCI+AMD"
@@ -24,19 +24,22 @@ def register(app: typer.Typer) -> None:
     app.command("run")(run)
 
 
-def run(program: Annotated[str, typer.Argument(help="built in: add, matmul, copy, sum; or a .py file that uses `compute`")] = "add") -> None:
+def run(program: Annotated[str, typer.Argument(help="built in: add, matmul, copy, sum, atomics; or a .py file that uses `compute`")] = "add") -> None:
     """Run a small kernel, or a program, on the selected device and check the result."""
-    device = str(current().use_for_compute(DEFAULT_DEVICE))
+    target = current().use_for_compute(DEFAULT_DEVICE)
+    device = str(target)
     start = time.perf_counter()
     if program.endswith(".py"):
         if not Path(program).is_file():
             raise UsageError(f"there is no file {program}")
         _run_file(program)
         results: dict[str, Any] = {}
+    elif program == "atomics":
+        results = atomics.run(target)
     elif program in PROGRAMS:
         results = PROGRAMS[program]()
     else:
-        raise UsageError(f"no built-in program {program}", remedy=f"one of {', '.join(PROGRAMS)}, or a .py file")
+        raise UsageError(f"no built-in program {program}", remedy=f"one of {', '.join(PROGRAMS)}, atomics, or a .py file")
     seconds = time.perf_counter() - start
     if current().json:
         render.document({"program": program, "device": device, "ok": True, "seconds": seconds, "results": results})

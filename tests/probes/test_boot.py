@@ -82,7 +82,7 @@ def test_unknown_fault_lists_the_known_ones(tghw):
     assert "psp-never-ready" in result.err
 
 
-@pytest.mark.parametrize("program", ["add", "matmul", "copy", "sum"])
+@pytest.mark.parametrize("program", ["add", "matmul", "copy", "sum", "atomics"])
 def test_built_in_programs_are_right_on_the_simulated_gpu(tghw, program):
     result = tghw("--mock", "navi31", "run", program, "--json")
     assert result.status == 0
@@ -174,3 +174,9 @@ def test_demo_as_json_has_every_step(tghw):
     assert problems(SCHEMAS["demo"], document) == []
     assert [step["step"] for step in document["steps"]] == ["find", "boot", "watch", "compute", "compute", "compute", "flash"]
     assert document["ok"] is True
+
+
+def test_atomics_on_a_device_that_is_no_gpu_is_refused(tghw):
+    result = tghw("--dev", "CPU", "run", "atomics")
+    assert result.status == 1
+    assert "GPU kernel" in result.err
