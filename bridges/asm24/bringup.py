@@ -61,7 +61,6 @@ class Topology:
     """where the device is"""
     ids: int = 0
     """its vendor and device, as one dword"""
-    class_code: int = 0
 
 
 def bring_link_up(protocol: BridgeProtocol, *, within: float = LINK_WITHIN) -> None:
@@ -106,7 +105,6 @@ def walk(protocol: BridgeProtocol, *, subordinate: int = USUAL_BUS) -> Topology:
         ids = _first_answer(protocol, bus + 1, ENDPOINT_WITHIN if bus else 0.0)
         if BridgeConfig(protocol, bus + 1).read32(HEADER) >> HEADER_TYPE_SHIFT & 0x7F != BRIDGE_HEADER:
             found.bus, found.ids = bus + 1, ids
-            found.class_code = BridgeConfig(protocol, found.bus).read32(0x08) >> 8
             return found
         found.bridges.append(ids)
     raise EndpointMissing(f"{LAST_BUS} bridges behind each other and no device", read=", ".join(f"{each:#010x}" for each in found.bridges))

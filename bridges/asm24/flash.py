@@ -12,7 +12,7 @@ from collections.abc import Callable
 from bridges.asm24 import scsi
 from bridges.asm24.custom import CustomProtocol
 from bridges.asm24.dfu import BootStub, enter_stub
-from bridges.asm24.errors import BridgeFlashRefused, CswError, DfuIncompatible, EndpointStall, FlashCommandFailed, FlashVerify, UsbTimeout
+from bridges.asm24.errors import BridgeFlashRefused, CswError, DfuIncompatible, EndpointStall, FlashCommandFailed, FlashError, FlashVerify, UsbTimeout
 from bridges.asm24.ids import BOOT_STUB_PRODUCT, Protocol
 from bridges.asm24.image import BLOCK_SIZE, Image, Kind, block_problem
 from bridges.asm24.session import BridgeSession
@@ -31,6 +31,8 @@ COMMAND_MS = 30000
 PART_PAUSE = 1.0
 """seconds after each part of a dump"""
 LENGTH_AND_TRAILER = 10
+MARGINAL_LIMIT = 3
+"""sectors that may read differently each time before nothing is written"""
 
 
 class Writer(ABC):
@@ -145,6 +147,12 @@ class SpiWriter(Writer):
             data += sector
             if not stable:
                 self._marginal.add(start)
+            if len(self._marginal) > MARGINAL_LIMIT:
+                raise FlashError(
+                    "the bridge's flash reads differently each time",
+                    read=f"{len(self._marginal)} sectors so far",
+                    means="a write that was cut off spoils one sector, not many: the chip or its connection is bad",
+                )
             progress(start + SECTOR, end)
         self._before = bytes(data)
         return self._before

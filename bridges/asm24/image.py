@@ -174,7 +174,6 @@ def wrap(body: bytes) -> bytes:
 BLOCK_SIZE = 128
 BLOCK_MAGIC = (0x5A, 0xA5)
 """of block 0 and block 1"""
-_FIELDS = {"serial": (0x04, 20), "manufacturer": (0x18, 36), "product": (0x44, 32)}
 
 
 def block_problem(block: bytes, number: int) -> str:
@@ -187,12 +186,3 @@ def block_problem(block: bytes, number: int) -> str:
     if block[0x7F] != total:
         return f"sum {block[0x7F]:#04x}, {total:#04x} computed"
     return ""
-
-
-def describe_block(block: bytes) -> dict[str, str]:
-    """What configuration block 0 says of the board."""
-    found = {}
-    for name, (start, size) in _FIELDS.items():
-        found[name] = block[start : start + size].split(b"\xff")[0].split(b"\0")[0].decode("ascii", "replace")
-    found["ids"] = f"{int.from_bytes(block[0x74:0x76], 'little'):04x}:{int.from_bytes(block[0x76:0x78], 'little'):04x}"
-    return found

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bridges.asm24.dfu import enter_stub
-from bridges.asm24.errors import BridgeFlashRefused, BridgeLost, BridgeProtocolMismatch, DfuIncompatible, FlashProtected
+from bridges.asm24.errors import BridgeFlashRefused, BridgeLost, BridgeProtocolMismatch, DfuIncompatible, FlashBusyTimeout, FlashError, FlashProtected
 from bridges.asm24.flash import ScsiWriter, SpiWriter, StubWriter, Writer, writer_for
 from bridges.asm24.ids import Protocol
 from bridges.asm24.image import parse, wrap
@@ -148,6 +148,17 @@ def test_protected_chip_is_told_and_nothing_is_erased() -> None:
     with pytest.raises(FlashProtected):
         flash(machine, WRAPPED)
     assert content(machine, 0, 1 << 20) == before
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [("flash-flip@asm24", FlashError), ("flash-stuck-busy@asm24", FlashBusyTimeout), ("flash-power-cut@asm24=20000", FlashError)],
+)
+@pytest.mark.slow
+def test_sick_flash_chip_ends_in_a_typed_error(fault: str, error: type[TghwError]) -> None:
+    machine = machine_with(CUSTOM, fault)
+    with pytest.raises(error):
+        flash(machine, WRAPPED)
 
 
 @pytest.mark.slow

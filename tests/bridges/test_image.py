@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from bridges.asm24.errors import ImageInvalid
-from bridges.asm24.image import BLOCK_SIZE, Kind, block_problem, describe_block, parse, wrap
+from bridges.asm24.image import BLOCK_SIZE, Kind, block_problem, parse, wrap
 from hw.errors import EXIT_REFUSED
 
 BODY = bytes((13 * index + 5) & 0xFF for index in range(5000))
@@ -89,9 +89,8 @@ def test_wrong_file_is_refused_by_name(name: str) -> None:
     assert caught.value.exit_status == EXIT_REFUSED and caught.value.remedy
 
 
-def test_configuration_blocks_are_checked_and_read() -> None:
+def test_configuration_blocks_are_checked() -> None:
     assert block_problem(block(0), 0) == block_problem(block(1), 1) == ""
     assert "magic" in block_problem(block(1), 0)
     assert "sum" in block_problem(changed(block(0), 0x10), 0)
     assert block_problem(changed(block(0), 0x01), 0) == "", "the first four bytes are not summed"
-    assert describe_block(block(0)) == {"serial": "SERIAL", "manufacturer": "", "product": "A board", "ids": "174c:2464"}
