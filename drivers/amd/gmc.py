@@ -172,7 +172,7 @@ class Hub:
         taken = True
         try:
             try:
-                self._await(semaphore, lambda value: bool(value & 1), vmid, "acquiring the invalidation semaphore", holder="somebody else died holding the semaphore, or ")
+                self._acquire(semaphore, vmid)
             except HubError:
                 taken = False
                 raise
@@ -183,6 +183,22 @@ class Hub:
         reserved = self.reg("VM_L2_BANK_SELECT_RESERVED_CID2")
         reserved.update(reserved_cache_private_invalidation=1)
         reserved.read()  # the read orders the invalidation before what follows
+
+    def _acquire(self, semaphore: Register, vmid: int) -> None:
+        """Take the engine's semaphore: the read that finds it free takes it.
+
+        The engine is this driver's alone. When the semaphore stays taken, a driver that died held it, or the answer to the read that took
+        it was lost on the way (a bridge that repeats a read): given back once, it is tried again.
+        """
+
+        def wait() -> None:
+            self._await(semaphore, lambda value: bool(value & 1), vmid, "acquiring the invalidation semaphore", holder="the semaphore is never given back, or ")
+
+        try:
+            wait()
+        except HubError:
+            semaphore.write(0)
+            wait()
 
     def _request_invalidation(self, vmid: int) -> None:
         self.reg(f"VM_INVALIDATE_ENG{ENGINE}_REQ").write(
