@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from hw.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, InternalError, Interrupted, TghwError, UsageError
+from hw.signals import guarded_signals
 from probes import context, render
 
 EPILOG = (
@@ -80,7 +81,8 @@ def run(arguments: list[str]) -> int:
     _configure_logging(common.verbose)
     _register()
     try:
-        status = app(rest, prog_name="tghw", standalone_mode=False)
+        with guarded_signals():  # SIGTERM and SIGHUP end a command as Ctrl-C does: with everything put back
+            status = app(rest, prog_name="tghw", standalone_mode=False)
         status = status if isinstance(status, int) else EXIT_DONE
     except TghwError as problem:
         render.error(problem)

@@ -66,6 +66,20 @@ def test_a_boot_that_a_signal_ends_is_undone_and_exits_with_130(tghw, monkeypatc
     assert gpu.resets == 1
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_program_that_a_signal_ends_leaves_the_device_cleanly(tmp_path, number):
+    """The GPU is closed: the lock is given back, and closing is not a warning on the way out."""
+    program = tmp_path / "program.py"
+    program.write_text("import time\nfrom compute import Tensor\nprint((Tensor([1.0]) + 1).tolist(), flush=True)\ntime.sleep(100)\n")
+    command = [sys.executable, "-m", "probes.main", "--mock", "navi31", "--state", str(tmp_path), "run", str(program)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "[2.0]\n"
+        process.send_signal(number)
+        _, errors = process.communicate()
+    assert process.returncode == 130
+    assert errors.splitlines() == ["tghw: interrupted: ended by a signal; the device was left restored", "  means: Ctrl-C was pressed, or the process was asked to end"]
+
+
 def test_an_interrupted_command_says_so_in_its_document(tghw, monkeypatch):
     from probes import boot
 
