@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+import typer.main
 
 from hw.errors import UsageError
+from probes import main
 from probes.context import take_common
 from probes.render import duration, size
 from probes.schemas import FAILURE, SCHEMAS
@@ -155,6 +157,22 @@ def test_bad_device_string_names_the_part(tghw):
     assert result.status == 2
     assert "'GPU'" in result.err
     assert "AMD" in result.err
+
+
+def commands(command, path=()) -> list[str]:
+    """All commands, as they are typed."""
+    below = getattr(command, "commands", None)
+    return [each for name, one in below.items() for each in commands(one, (*path, name))] if below else [" ".join(path)]
+
+
+def test_every_command_has_a_schema_and_help(tghw):
+    tghw("options")  # attaches the commands
+    names = commands(typer.main.get_command(main.app))
+    assert set(names) - {"mock serve"} == set(SCHEMAS), "serving machines is not built yet"
+    for name in names:
+        result = tghw(*name.split(), "--help")
+        assert result.status == 0
+        assert result.out.startswith(f"Usage: tghw {name}")
 
 
 @pytest.mark.parametrize("command", sorted(SCHEMAS))
