@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from compute.index import variable
@@ -13,7 +14,7 @@ Request = tuple[Node, Index, Conditions]
 """A node, where it is read, and what must hold there (expressions >= 0) for its value to matter."""
 
 
-class Walk:
+class Walk(ABC):
     """Evaluates nodes at indices: sources first, without recursion, each (node, index, conditions) once a scope."""
 
     def __init__(self) -> None:
@@ -52,8 +53,8 @@ class Walk:
             return [] if never(more) else [(node.src[0], inner, conditions + more)]
         return []
 
-    def finish(self, request: Request, below: list[Request]) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def finish(self, request: Request, below: list[Request]) -> Any: ...
 
 
 ABSENT = object()

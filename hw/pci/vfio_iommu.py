@@ -83,12 +83,12 @@ class IommuSpace(ABC):
                 raise IovaExhausted(what, read=read) from error
             raise DmaError(what, read=read, means="the kernel does not accept this mapping", remedy="look at the kernel log") from error
 
-    def _map(self, vaddr: int, iova: int, size: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _map(self, vaddr: int, iova: int, size: int) -> None: ...
 
+    @abstractmethod
     def unmap(self, iova: int, size: int) -> None:
         """Take a mapping back, whole."""
-        raise NotImplementedError
 
     def reset_groups(self) -> list[int]:
         """Descriptors that show the kernel, when it resets a whole bus, that everything on it is ours."""

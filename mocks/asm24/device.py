@@ -8,6 +8,7 @@ transfer waits until `ready` is set or its host gives up.
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Generator
 from dataclasses import dataclass
 from enum import IntEnum
@@ -78,7 +79,7 @@ class Setup:
         return bytes([self.kind, self.request]) + b"".join(each.to_bytes(2, "little") for each in (self.value, self.index, self.length))
 
 
-class Firmware:
+class Firmware(ABC):
     """What runs on the chip. The base knows USB chapter 9 and nothing else."""
 
     name = ""
@@ -93,8 +94,8 @@ class Firmware:
     def boot(self) -> None:
         """The firmware starts."""
 
-    def descriptors(self, speed: int) -> Descriptors:
-        raise NotImplementedError
+    @abstractmethod
+    def descriptors(self, speed: int) -> Descriptors: ...
 
     # --- what a firmware adds ---
 
